@@ -1,0 +1,5 @@
+//! Header codecs.
+
+pub mod binary;
+pub mod fields;
+pub mod json;

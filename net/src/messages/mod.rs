@@ -1,0 +1,1 @@
+//! Typed request and response headers, one file per request family.

@@ -1,0 +1,1 @@
+//! commit_log

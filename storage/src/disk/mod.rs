@@ -1,0 +1,7 @@
+//! The disk behind the commit log: one narrow trait, several bodies.
+
+pub mod aligned;
+pub mod blocking;
+pub mod faulty;
+pub mod memory;
+pub mod uring;

@@ -1,0 +1,31 @@
+//! Apache RocketMQ's message store, byte for byte, written through io_uring.
+//!
+//! This crate knows bytes on disk; it knows no socket and no request code.
+
+pub mod append_queue;
+pub mod checkpoint;
+pub mod config;
+pub mod consume_queue;
+pub mod disk;
+pub mod dispatch;
+pub mod error;
+pub mod filter;
+pub mod format;
+pub mod index_file;
+pub mod inspect;
+pub mod layout;
+pub mod mapping;
+pub mod queue_table;
+pub mod reader;
+pub mod recovery;
+pub mod resume;
+pub mod retention;
+pub mod segments;
+pub mod store;
+pub mod tail;
+pub mod watermarks;
+
+mod append;
+mod commit_log;
+mod preparer;
+mod writer;
