@@ -1,0 +1,28 @@
+//! The broker: what RocketMQ requests mean, on top of `saturnmq-net` and `saturnmq-storage`.
+//!
+//! Reading order: `cli::serve` wires everything; `core` is a network thread's protocol;
+//! `handler` is the table of request codes.
+
+pub mod answer;
+pub mod broker;
+pub mod cli;
+pub mod clients;
+pub mod config;
+pub mod control;
+pub mod core;
+pub mod delay;
+pub mod groups;
+pub mod handler;
+pub mod host;
+pub mod http;
+pub mod locks;
+pub mod metrics;
+pub mod name_server;
+pub mod names;
+pub mod offsets;
+pub mod parked;
+pub mod persist;
+pub mod services;
+pub mod stats;
+pub mod systemd;
+pub mod topics;
