@@ -1,1 +1,138 @@
-//! error
+//! Why a store could not be opened, read or closed.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// A file operation that failed: what was tried, where, and what the system said.
+#[derive(Debug, Error)]
+#[error("cannot {what} {}: {source}", path.display())]
+pub struct FileError {
+    /// What was tried, as a verb: "create", "lock", "read".
+    pub what: &'static str,
+    /// The file or directory.
+    pub path: PathBuf,
+    /// What the system said.
+    #[source]
+    pub source: io::Error,
+}
+
+impl FileError {
+    /// For `map_err`: names the operation and the path.
+    pub fn at(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+        let path = path.to_path_buf();
+        move |source| FileError { what, path, source }
+    }
+}
+
+/// Why [`Store::open`](crate::store::Store::open) refused.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// Another process, or this one, has the store open.
+    #[error(
+        "the store at {} is in use{}; stop the other broker, or give this one another storePathRootDir",
+        root.display(),
+        holder.map(|pid| format!(" by process {pid}")).unwrap_or_default()
+    )]
+    Locked {
+        /// The store's root.
+        root: PathBuf,
+        /// Process that holds the lock, where the system tells.
+        holder: Option<i32>,
+    },
+    /// The consume queues are a RocksDB database.
+    #[error(
+        "{} is a RocksDB database (storeType=defaultRocksDB), which SaturnMQ cannot read; move that \
+         directory away and the queues are rebuilt from the commit log",
+        path.display()
+    )]
+    RocksDb {
+        /// The consume-queue directory.
+        path: PathBuf,
+    },
+    /// A file that does not belong where it stands, or has the wrong length.
+    #[error("{}: {problem}", path.display())]
+    Layout {
+        /// The offending file.
+        path: PathBuf,
+        /// What is wrong with it and what to do.
+        problem: String,
+    },
+    /// The configuration contradicts itself or the directory.
+    #[error("{0}")]
+    Config(String),
+    /// A directory cannot be written.
+    #[error(
+        "{} is not writable by this user ({source}); give it to the broker's user or set storePathRootDir",
+        path.display()
+    )]
+    NotWritable {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A thread could not be started.
+    #[error("cannot start the {name} thread: {source}")]
+    Thread {
+        /// Which one.
+        name: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The store's own structures are inconsistent beyond repair.
+    #[error("cannot recover the store: {0}")]
+    Recovery(String),
+}
+
+/// Why a message could not be read.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// The bytes at this place are no intact record; they are never served.
+    #[error("damaged record at log offset {offset} in {}: {problem}", path.display())]
+    Damaged {
+        /// Log offset of the record.
+        offset: u64,
+        /// The commit-log file it lies in.
+        path: PathBuf,
+        /// What does not fit.
+        problem: String,
+    },
+    /// A queue or index file could not be mapped or faulted while it was read.
+    #[error("cannot read {}: {problem}", path.display())]
+    Mapping {
+        /// The file.
+        path: PathBuf,
+        /// What happened.
+        problem: String,
+    },
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// Why a store was not closed cleanly; it will be recovered when it is opened next.
+#[derive(Debug, Error)]
+pub enum CloseError {
+    /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A thread did not end in time or panicked.
+    #[error("the {0} thread did not end")]
+    Thread(&'static str),
+    /// Something was left to dispatch; `abort` stays, so that the queues are completed at the next start.
+    #[error("{bytes} bytes of the log are not dispatched yet; the next start completes the queues")]
+    Lagging {
+        /// Log bytes without queue entries.
+        bytes: u64,
+    },
+    /// Writing to the log failed earlier; `abort` stays.
+    #[error("the log was read-only: {0}")]
+    ReadOnly(String),
+}
