@@ -1,1 +1,312 @@
-//! answer
+//! What a handler gives back for a request, and what other threads send to a network core.
+//!
+//! A network core decodes a frame, asks `handler::dispatch` and acts on the [`Answer`]. Other
+//! threads reach a connection only through its core: they post a [`CoreMessage`] with
+//! [`CoreDirectory::post`], never touching the connection itself.
+
+use std::borrow::Cow;
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use saturnmq_net::command::{Command, ReplyTo};
+use saturnmq_net::driver::{ConnectionId, CoreHandle};
+use saturnmq_net::frame::Frame;
+use saturnmq_net::header::fields::FieldError;
+
+use crate::persist::Ticket;
+use crate::services::ServiceContext;
+
+/// Response code SUCCESS.
+pub const SUCCESS: i32 = 0;
+/// Response code SYSTEM_ERROR.
+pub const SYSTEM_ERROR: i32 = 1;
+/// Response code SYSTEM_BUSY.
+pub const SYSTEM_BUSY: i32 = 2;
+/// Response code REQUEST_CODE_NOT_SUPPORTED.
+pub const REQUEST_CODE_NOT_SUPPORTED: i32 = 3;
+
+/// Remark of code 2 when a bounded queue of the broker is full.
+pub const OVERLOAD: &str = "[OVERLOAD]system busy, start flow control for a while";
+
+/// First protocol version of the 5.x generation (V5_0_0): clients below it get what 4.9.7 answers.
+pub const V5_0_0: i32 = 413;
+
+/// One request as a handler sees it. Everything borrowed is valid during the call only.
+#[derive(Copy, Clone)]
+pub struct Request<'a> {
+    /// Index of the network core that owns the connection.
+    pub core: usize,
+    /// The connection, unique on its core.
+    pub conn: ConnectionId,
+    /// Address of the client's socket.
+    pub peer: SocketAddr,
+    /// Local port the connection was accepted on.
+    pub local_port: u16,
+    /// The decoded command.
+    pub command: &'a Command<'a>,
+    /// The frame it was decoded from.
+    pub frame: Frame<'a>,
+}
+
+impl Request<'_> {
+    /// Whether the client speaks the 5.x generation of the protocol (`version` >= V5_0_0).
+    pub fn is_v5(&self) -> bool {
+        self.command.version >= V5_0_0
+    }
+
+    /// The connection with its core: how other threads address it.
+    pub fn channel(&self) -> Channel {
+        Channel {
+            core: self.core,
+            conn: self.conn,
+        }
+    }
+}
+
+/// A connection addressed from anywhere in the process.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Channel {
+    /// Index of the network core that owns the connection.
+    pub core: usize,
+    /// The connection, unique on its core.
+    pub conn: ConnectionId,
+}
+
+/// A response that was not written on the hot path.
+#[derive(Debug, Default, Clone)]
+pub struct Reply {
+    /// Response code.
+    pub code: i32,
+    /// Remark, shown to users by clients.
+    pub remark: Option<Cow<'static, str>>,
+    /// Ext fields of the response.
+    pub fields: Vec<(&'static str, String)>,
+    /// Body bytes.
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    /// Code 0 without remark, fields or body.
+    pub fn success() -> Self {
+        Self::default()
+    }
+
+    /// A response with `code` and `remark`.
+    pub fn error(code: i32, remark: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            code,
+            remark: Some(remark.into()),
+            ..Self::default()
+        }
+    }
+
+    /// Adds an ext field.
+    pub fn field(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.fields.push((name, value.to_string()));
+        self
+    }
+
+    /// Sets the remark.
+    pub fn remark(mut self, remark: impl Into<Cow<'static, str>>) -> Self {
+        self.remark = Some(remark.into());
+        self
+    }
+
+    /// Sets the body.
+    pub fn body(mut self, body: Vec<u8>) -> Self {
+        self.body = body;
+        self
+    }
+
+    /// Code 2 with the overload remark.
+    pub fn overload() -> Self {
+        Self::error(SYSTEM_BUSY, OVERLOAD)
+    }
+}
+
+/// Work for the services thread that ends in one response.
+pub type LaterJob = Box<dyn FnOnce(&mut ServiceContext) -> Reply + Send>;
+
+/// Work for the services thread that answers through its [`ReplySlot`], now or later.
+pub type WorkJob = Box<dyn FnOnce(&mut ServiceContext, ReplySlot) + Send>;
+
+/// What a handler decided.
+pub enum Answer {
+    /// A response off the hot path; the core encodes it.
+    Reply(Reply),
+    /// The handler wrote the response into the connection's out buffer itself.
+    Sent,
+    /// No response now (held: append in flight, parked pull) or by design none at all.
+    Nothing,
+    /// The response counts once a state file change is durable.
+    After(Ticket, Reply),
+    /// Handle the same request again once a state file change is durable.
+    Rerun(Ticket),
+    /// Run on the services thread (it alone may read old log pages), then answer.
+    Later(LaterJob),
+    /// Run on the services thread; the job answers through its slot, possibly after an append.
+    Work(WorkJob),
+    /// The append queue is full: consume nothing, offer the frame again after the next pass.
+    Stall,
+}
+
+impl From<Reply> for Answer {
+    fn from(reply: Reply) -> Self {
+        Self::Reply(reply)
+    }
+}
+
+impl From<FieldError> for Reply {
+    fn from(error: FieldError) -> Self {
+        Self::error(SYSTEM_ERROR, error.to_string())
+    }
+}
+
+impl From<FieldError> for Answer {
+    fn from(error: FieldError) -> Self {
+        Self::Reply(error.into())
+    }
+}
+
+impl<E: Into<Answer>> From<Result<Answer, E>> for Answer {
+    fn from(result: Result<Answer, E>) -> Self {
+        match result {
+            Ok(answer) => answer,
+            Err(error) => error.into(),
+        }
+    }
+}
+
+/// Where a response goes that is not made on the connection's core.
+#[derive(Copy, Clone)]
+pub struct ReplySlot {
+    /// The connection.
+    pub channel: Channel,
+    /// Codec, opaque and one-way bit of the request.
+    pub to: ReplyTo,
+}
+
+/// What other threads may ask a network core to do.
+#[derive(Debug)]
+pub enum CoreMessage {
+    /// Encode and send a response.
+    Reply {
+        /// The connection.
+        conn: ConnectionId,
+        /// The request answered.
+        to: ReplyTo,
+        /// The response.
+        reply: Reply,
+    },
+    /// Decode and handle a whole request frame (length word included) that had to wait.
+    Rerun {
+        /// The connection.
+        conn: ConnectionId,
+        /// The frame.
+        frame: Box<[u8]>,
+    },
+    /// Send a request to the client, already encoded.
+    Push {
+        /// The connection.
+        conn: ConnectionId,
+        /// The frame.
+        frame: Box<[u8]>,
+    },
+    /// Send a finished response to a request of this connection, already encoded.
+    Bytes {
+        /// The connection.
+        conn: ConnectionId,
+        /// The frame.
+        frame: Vec<u8>,
+    },
+    /// Close the connection (expired registration, administration).
+    Close {
+        /// The connection.
+        conn: ConnectionId,
+    },
+}
+
+struct CoreSlot {
+    inbox: Sender<CoreMessage>,
+    handle: OnceLock<CoreHandle>,
+}
+
+/// The network cores of this process, reachable from every thread.
+pub struct CoreDirectory {
+    slots: Box<[CoreSlot]>,
+}
+
+impl CoreDirectory {
+    /// A directory of `cores` cores whose inboxes hold `capacity` messages each, and the
+    /// receiving ends in core order. [`CoreDirectory::attach`] completes a slot when its core runs.
+    pub fn new(cores: usize, capacity: usize) -> (Self, Vec<Receiver<CoreMessage>>) {
+        let mut slots = Vec::with_capacity(cores);
+        let mut inboxes = Vec::with_capacity(cores);
+        for _ in 0..cores {
+            let (inbox, receiver) = bounded(capacity);
+            slots.push(CoreSlot {
+                inbox,
+                handle: OnceLock::new(),
+            });
+            inboxes.push(receiver);
+        }
+        (
+            Self {
+                slots: slots.into_boxed_slice(),
+            },
+            inboxes,
+        )
+    }
+
+    /// Tells the directory how to wake core `index`; called by the core's own constructor.
+    pub fn attach(&self, index: usize, handle: CoreHandle) {
+        if let Some(slot) = self.slots.get(index) {
+            // A second attach of the same core would be a wiring mistake; the first one stands.
+            let _ = slot.handle.set(handle);
+        }
+    }
+
+    /// Number of cores.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether there is no core (tests of state alone).
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// The handle of a running core.
+    pub fn handle(&self, core: usize) -> Option<&CoreHandle> {
+        self.slots.get(core)?.handle.get()
+    }
+
+    /// Hands `message` to a core and wakes it. A full inbox gives the message back: the caller
+    /// drops it (notifications) or tries again (responses).
+    pub fn post(&self, core: usize, message: CoreMessage) -> Result<(), CoreMessage> {
+        let Some(slot) = self.slots.get(core) else {
+            return Err(message);
+        };
+        match slot.inbox.try_send(message) {
+            Ok(()) => {
+                self.wake(core);
+                Ok(())
+            }
+            Err(TrySendError::Full(message) | TrySendError::Disconnected(message)) => Err(message),
+        }
+    }
+
+    /// Wakes a core if it sleeps; cheap when it does not.
+    pub fn wake(&self, core: usize) {
+        if let Some(handle) = self.handle(core) {
+            handle.wake();
+        }
+    }
+}
+
+impl saturnmq_storage::dispatch::Waker for CoreDirectory {
+    fn wake(&self, core: usize) {
+        CoreDirectory::wake(self, core);
+    }
+}
