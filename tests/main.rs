@@ -1,1 +1,3 @@
-fn main(){}
+//! The one integration binary: each module holds one kind of promise.
+
+mod style;

@@ -1,1 +1,3 @@
-//! name_server
+//! The embedded name server, and the registration with outer ones.
+
+pub mod registry;
