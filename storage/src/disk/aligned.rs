@@ -1,1 +1,86 @@
-//! aligned
+//! Memory that the disk can read from and write to without copying: page-aligned, zeroed, never moved.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+/// Alignment every allocation has, in bytes; no supported disk asks for more.
+pub const ALIGNMENT: usize = 4096;
+
+/// A fixed piece of anonymous memory, aligned to [`ALIGNMENT`] and zeroed at first.
+pub struct AlignedMemory {
+    start: NonNull<u8>,
+    size: NonZeroUsize,
+}
+
+// SAFETY: the memory is owned by the value alone and is not tied to the thread that mapped it.
+unsafe impl Send for AlignedMemory {}
+// SAFETY: shared access hands out `&[u8]` and a pointer only; whoever writes through the pointer answers for it.
+unsafe impl Sync for AlignedMemory {}
+
+impl AlignedMemory {
+    /// Maps `size` bytes, rounded up to whole pages.
+    pub fn new(size: usize) -> io::Result<AlignedMemory> {
+        let rounded = size.max(1).div_ceil(ALIGNMENT).saturating_mul(ALIGNMENT);
+        let size = NonZeroUsize::new(rounded).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no other memory.
+        let start = unsafe {
+            mmap_anonymous(
+                None,
+                size,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_PRIVATE,
+            )
+        }?;
+        Ok(AlignedMemory {
+            start: start.cast(),
+            size,
+        })
+    }
+
+    /// First byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Size, in bytes.
+    pub fn len(&self) -> usize {
+        self.size.get()
+    }
+
+    /// Never: at least one page is mapped.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// All bytes, through the only reference.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping is `size` readable and writable bytes, and `&mut self` excludes other access.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.size.get()) }
+    }
+}
+
+impl Drop for AlignedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made with this address and size and nothing refers to it any more.
+        let unmapped = unsafe { munmap(self.start.cast(), self.size.get()) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_aligned_and_zeroed() {
+        let mut memory = AlignedMemory::new(10_000).expect("map");
+        assert_eq!(memory.len(), 12_288);
+        assert_eq!(memory.as_ptr() as usize % ALIGNMENT, 0);
+        assert!(memory.as_mut_slice().iter().all(|&byte| byte == 0));
+        memory.as_mut_slice()[9_999] = 7;
+        assert_eq!(memory.as_mut_slice()[9_999], 7);
+    }
+}

@@ -1,6 +1,6 @@
 //! The disk behind the commit log: one narrow trait, several bodies.
 
-pub mod aligned;
+pub(crate) mod aligned;
 pub mod blocking;
 pub mod faulty;
 pub mod memory;
