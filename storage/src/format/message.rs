@@ -1,1 +1,393 @@
-//! message
+//! Encoding one message as a commit-log record (docs/format.md, Commit log record).
+//!
+//! A record is encoded once, in place, without allocation. Queue offset, log offset and store
+//! time are zero until [`assign`] sets them: only the writer thread knows them.
+
+use std::net::{IpAddr, SocketAddr};
+
+use thiserror::Error;
+
+use super::names::{LONG_TOPIC_MAX, TOPIC_MAX};
+
+/// Magic number of a version 1 record (one byte of topic length).
+pub const MAGIC_V1: i32 = 0xDAA3_20A7_u32 as i32;
+/// Magic number of a version 2 record (two bytes of topic length).
+pub const MAGIC_V2: i32 = 0xDAA3_20AB_u32 as i32;
+/// Magic number of the blank record that ends a file.
+pub const MAGIC_BLANK: i32 = 0xCBD4_3194_u32 as i32;
+
+/// Bytes that must stay free behind every record of a file.
+pub const BLANK_SIZE: usize = 8;
+/// Bytes of a version 1 record with IPv4 hosts beside body, topic and properties.
+pub const FIXED_SIZE: usize = 91;
+/// Position of the queue offset.
+pub const QUEUE_OFFSET_AT: usize = 20;
+/// Position of the log offset.
+pub const PHYSICAL_OFFSET_AT: usize = 28;
+/// Position of the system flags.
+pub const SYS_FLAG_AT: usize = 36;
+/// Position of the store time when the born host is IPv4.
+pub const STORE_TIMESTAMP_AT: usize = 56;
+/// Position of the store time when the born host is IPv6.
+pub const STORE_TIMESTAMP_AT_V6: usize = 68;
+/// The longest property string, in bytes.
+pub const PROPERTIES_MAX: usize = i16::MAX as usize;
+
+const HOST_V4: usize = 4 + 4;
+const HOST_V6: usize = 16 + 4;
+const BORN_HOST_AT: usize = 48;
+
+const _: () = assert!(BORN_HOST_AT + HOST_V4 == STORE_TIMESTAMP_AT);
+const _: () = assert!(BORN_HOST_AT + HOST_V6 == STORE_TIMESTAMP_AT_V6);
+const _: () = assert!(STORE_TIMESTAMP_AT + 8 + HOST_V4 + 4 + 8 + 4 + 1 + 2 == FIXED_SIZE);
+
+/// Bits of a record's system flags.
+pub mod sys_flag {
+    /// The body is compressed.
+    pub const COMPRESSED: i32 = 0x1;
+    /// The topic's filter type is MULTI_TAG.
+    pub const MULTI_TAGS: i32 = 0x2;
+    /// Mask of the transaction type.
+    pub const TRANSACTION: i32 = 0xC;
+    /// Transaction type: prepared.
+    pub const PREPARED: i32 = 0x4;
+    /// Transaction type: committed.
+    pub const COMMIT: i32 = 0x8;
+    /// Transaction type: rolled back.
+    pub const ROLLBACK: i32 = 0xC;
+    /// The born host has 16 bytes.
+    pub const BORN_HOST_V6: i32 = 0x10;
+    /// The store host has 16 bytes.
+    pub const STORE_HOST_V6: i32 = 0x20;
+    /// The body is a batch that clients unwrap.
+    pub const NEED_UNWRAP: i32 = 0x40;
+    /// The record stands for a whole batch.
+    pub const INNER_BATCH: i32 = 0x80;
+    /// Mask of the compression type.
+    pub const COMPRESSION: i32 = 0x700;
+}
+
+/// What a record is made of. Of a batch, `body` is the client's batch body and `properties`
+/// are the ones of the request, which are appended to each message's own.
+#[derive(Copy, Clone, Debug)]
+pub struct MessageParts<'a> {
+    /// Topic name.
+    pub topic: &'a str,
+    /// Queue id.
+    pub queue_id: i32,
+    /// The user's flag.
+    pub flag: i32,
+    /// System flags; the two host bits are set from the hosts, whatever they are here.
+    pub sys_flag: i32,
+    /// The producer's time, ms.
+    pub born_timestamp: i64,
+    /// The producer's address.
+    pub born_host: SocketAddr,
+    /// The broker's address.
+    pub store_host: SocketAddr,
+    /// How often the message was consumed in vain.
+    pub reconsume_times: i32,
+    /// Log offset of the half message of a committed transaction, else 0.
+    pub prepared_transaction_offset: i64,
+    /// The body as it is to be stored.
+    pub body: &'a [u8],
+    /// Pieces of the property string; they are concatenated.
+    pub properties: &'a [&'a [u8]],
+}
+
+/// Why a message cannot be a record.
+#[derive(Clone, Debug, Error, Eq, PartialEq)]
+pub enum EncodeError {
+    /// The topic is empty.
+    #[error("the topic is empty")]
+    NoTopic,
+    /// The topic is too long for any record.
+    #[error("the topic has {len} bytes, more than {LONG_TOPIC_MAX}")]
+    TopicTooLong {
+        /// Bytes of the topic.
+        len: usize,
+    },
+    /// The property string does not fit its 16-bit length.
+    #[error("the properties have {len} bytes, more than {PROPERTIES_MAX}")]
+    PropertiesTooLong {
+        /// Bytes of the property string.
+        len: usize,
+    },
+    /// The record does not fit its 32-bit length.
+    #[error("the record would have {len} bytes, more than 2 GiB")]
+    RecordTooLong {
+        /// Bytes of the record.
+        len: usize,
+    },
+    /// The place given for the record has another size than the record.
+    #[error("the record has {len} bytes, its place {place}")]
+    WrongPlace {
+        /// Bytes of the record.
+        len: usize,
+        /// Bytes of the place.
+        place: usize,
+    },
+}
+
+/// Bytes of the record that `parts` make.
+pub fn encoded_len(parts: &MessageParts<'_>) -> Result<usize, EncodeError> {
+    Encoding::single(parts).measure()
+}
+
+/// Encodes a record into `out`, whose size must be [`encoded_len`]. Queue offset, log offset
+/// and store time are zero afterwards.
+pub fn encode_into(parts: &MessageParts<'_>, out: &mut [u8]) -> Result<(), EncodeError> {
+    Encoding::single(parts).write(out)
+}
+
+/// Sets what only the writer knows in an encoded record.
+///
+/// # Panics
+/// When `record` is shorter than any record: it must come from [`encode_into`].
+pub fn assign(record: &mut [u8], queue_offset: i64, physical_offset: u64, store_timestamp: i64) {
+    assert!(record.len() >= FIXED_SIZE, "not an encoded record");
+    assert!(physical_offset <= i64::MAX as u64, "log offset beyond 2^63");
+    put(record, QUEUE_OFFSET_AT, &queue_offset.to_be_bytes());
+    put(record, PHYSICAL_OFFSET_AT, &physical_offset.to_be_bytes());
+    let at = store_timestamp_position(record);
+    put(record, at, &store_timestamp.to_be_bytes());
+}
+
+/// Where the store time stands in an encoded record.
+pub fn store_timestamp_position(record: &[u8]) -> usize {
+    match super::i32_at(record, SYS_FLAG_AT) {
+        Some(flags) if flags & sys_flag::BORN_HOST_V6 != 0 => STORE_TIMESTAMP_AT_V6,
+        _ => STORE_TIMESTAMP_AT,
+    }
+}
+
+/// The checksum stored for a body: CRC-32 without its highest bit, 0 for an empty body.
+pub fn body_crc(body: &[u8]) -> u32 {
+    crc32fast::hash(body) & 0x7fff_ffff
+}
+
+/// The blank record that ends a file with `remaining` unused bytes.
+pub fn blank_record(remaining: u32) -> [u8; BLANK_SIZE] {
+    assert!(
+        remaining as usize >= BLANK_SIZE,
+        "no room for a blank record"
+    );
+    let mut bytes = [0; BLANK_SIZE];
+    bytes[0..4].copy_from_slice(&remaining.to_be_bytes());
+    bytes[4..8].copy_from_slice(&MAGIC_BLANK.to_be_bytes());
+    bytes
+}
+
+/// Whether records of `len` bytes fit a file that has `remaining` bytes left: a blank record
+/// must always fit behind them.
+pub fn fits(len: usize, remaining: u64) -> bool {
+    (len + BLANK_SIZE) as u64 <= remaining
+}
+
+/// One record to encode: a single message or one message of a batch.
+pub(super) struct Encoding<'a> {
+    pub parts: &'a MessageParts<'a>,
+    pub flag: i32,
+    pub body: &'a [u8],
+    /// Properties of the message itself, in front of those in `parts`.
+    pub own_properties: &'a [u8],
+    /// Whether 0x02 stands between the two.
+    pub separator: bool,
+}
+
+impl<'a> Encoding<'a> {
+    fn single(parts: &'a MessageParts<'a>) -> Self {
+        Self {
+            parts,
+            flag: parts.flag,
+            body: parts.body,
+            own_properties: &[],
+            separator: false,
+        }
+    }
+
+    pub fn measure(&self) -> Result<usize, EncodeError> {
+        let topic = self.parts.topic.len();
+        if topic == 0 {
+            return Err(EncodeError::NoTopic);
+        }
+        if topic > LONG_TOPIC_MAX {
+            return Err(EncodeError::TopicTooLong { len: topic });
+        }
+        let properties = self.properties_len();
+        if properties > PROPERTIES_MAX {
+            return Err(EncodeError::PropertiesTooLong { len: properties });
+        }
+        let hosts = host_len(self.parts.born_host) + host_len(self.parts.store_host);
+        let version_2 = usize::from(topic > TOPIC_MAX);
+        let fixed = FIXED_SIZE - 2 * HOST_V4 + hosts + version_2;
+        let len = fixed + self.body.len() + topic + properties;
+        if len > i32::MAX as usize {
+            return Err(EncodeError::RecordTooLong { len });
+        }
+        Ok(len)
+    }
+
+    pub fn write(&self, out: &mut [u8]) -> Result<(), EncodeError> {
+        let len = self.measure()?;
+        if out.len() != len {
+            return Err(EncodeError::WrongPlace {
+                len,
+                place: out.len(),
+            });
+        }
+        let parts = self.parts;
+        let version_2 = parts.topic.len() > TOPIC_MAX;
+        let mut place = Place { out, at: 0 };
+        place.put(&(len as i32).to_be_bytes());
+        place.put(&if version_2 { MAGIC_V2 } else { MAGIC_V1 }.to_be_bytes());
+        place.put(&body_crc(self.body).to_be_bytes());
+        place.put(&parts.queue_id.to_be_bytes());
+        place.put(&self.flag.to_be_bytes());
+        place.put(&[0; 16]); // queue offset, log offset
+        place.put(&host_flags(parts).to_be_bytes());
+        place.put(&parts.born_timestamp.to_be_bytes());
+        place.host(parts.born_host);
+        place.put(&[0; 8]); // store time
+        place.host(parts.store_host);
+        place.put(&parts.reconsume_times.to_be_bytes());
+        place.put(&parts.prepared_transaction_offset.to_be_bytes());
+        place.put(&(self.body.len() as i32).to_be_bytes());
+        place.put(self.body);
+        if version_2 {
+            place.put(&(parts.topic.len() as i16).to_be_bytes());
+        } else {
+            place.put(&[parts.topic.len() as u8]);
+        }
+        place.put(parts.topic.as_bytes());
+        place.put(&(self.properties_len() as i16).to_be_bytes());
+        place.put(self.own_properties);
+        if self.separator {
+            place.put(&[super::properties::PROPERTY_SEPARATOR]);
+        }
+        for piece in parts.properties {
+            place.put(piece);
+        }
+        assert_eq!(place.at, len, "a record is as long as measured");
+        Ok(())
+    }
+
+    fn properties_len(&self) -> usize {
+        let outer: usize = self.parts.properties.iter().map(|piece| piece.len()).sum();
+        self.own_properties.len() + usize::from(self.separator) + outer
+    }
+}
+
+fn host_flags(parts: &MessageParts<'_>) -> i32 {
+    let mut flags = parts.sys_flag & !(sys_flag::BORN_HOST_V6 | sys_flag::STORE_HOST_V6);
+    if host_len(parts.born_host) == HOST_V6 {
+        flags |= sys_flag::BORN_HOST_V6;
+    }
+    if host_len(parts.store_host) == HOST_V6 {
+        flags |= sys_flag::STORE_HOST_V6;
+    }
+    flags
+}
+
+/// IPv4 addresses that arrive in IPv6 form are stored as IPv4, as Java sees them.
+fn host_len(host: SocketAddr) -> usize {
+    if host.ip().to_canonical().is_ipv4() {
+        HOST_V4
+    } else {
+        HOST_V6
+    }
+}
+
+fn put(out: &mut [u8], at: usize, bytes: &[u8]) {
+    out[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+struct Place<'o> {
+    out: &'o mut [u8],
+    at: usize,
+}
+
+impl Place<'_> {
+    fn put(&mut self, bytes: &[u8]) {
+        put(self.out, self.at, bytes);
+        self.at += bytes.len();
+    }
+
+    fn host(&mut self, host: SocketAddr) {
+        match host.ip().to_canonical() {
+            IpAddr::V4(ip) => self.put(&ip.octets()),
+            IpAddr::V6(ip) => self.put(&ip.octets()),
+        }
+        self.put(&u32::from(host.port()).to_be_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_body_checksum_has_31_bits() {
+        let cases: [(&[u8], u32); 7] = [
+            (b"", 0),
+            (b"a", 0x68b7_be43),
+            (b"abc", 0x3524_41c2),
+            (b"123456789", 0x4bf4_3926),
+            (b"hello", 0x3610_a686),
+            (b"\0", 0x5202_ef8d),
+            (b"Hello RocketMQ", 0x69c8_65ed),
+        ];
+        for (body, crc) in cases {
+            assert_eq!(body_crc(body), crc, "{body:?}");
+        }
+    }
+
+    #[test]
+    fn a_record_leaves_room_for_a_blank_one() {
+        assert!(fits(816, 824));
+        assert!(!fits(817, 824));
+        assert_eq!(
+            blank_record(824),
+            [0, 0, 0x03, 0x38, 0xcb, 0xd4, 0x31, 0x94]
+        );
+        assert_eq!(blank_record(8), [0, 0, 0, 8, 0xcb, 0xd4, 0x31, 0x94]);
+    }
+
+    #[test]
+    fn what_does_not_fit_a_record_is_refused() {
+        let host: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        let mut parts = MessageParts {
+            topic: "",
+            queue_id: 0,
+            flag: 0,
+            sys_flag: 0,
+            born_timestamp: 0,
+            born_host: host,
+            store_host: host,
+            reconsume_times: 0,
+            prepared_transaction_offset: 0,
+            body: b"",
+            properties: &[],
+        };
+        assert_eq!(encoded_len(&parts), Err(EncodeError::NoTopic));
+        let long = "t".repeat(256);
+        parts.topic = &long;
+        assert_eq!(
+            encoded_len(&parts),
+            Err(EncodeError::TopicTooLong { len: 256 })
+        );
+        parts.topic = "T";
+        let (most, one) = (vec![b'p'; PROPERTIES_MAX], b"p".as_slice());
+        let (fitting, too_many) = ([most.as_slice()], [most.as_slice(), one]);
+        parts.properties = &fitting;
+        assert_eq!(encoded_len(&parts), Ok(91 + 1 + PROPERTIES_MAX));
+        parts.properties = &too_many;
+        let error = EncodeError::PropertiesTooLong {
+            len: PROPERTIES_MAX + 1,
+        };
+        assert_eq!(encoded_len(&parts), Err(error));
+        parts.properties = &[];
+        let error = EncodeError::WrongPlace { len: 92, place: 91 };
+        assert_eq!(encode_into(&parts, &mut [0; 91]), Err(error));
+    }
+}
