@@ -20,4 +20,5 @@ pub mod probe;
 
 mod buffers;
 mod epoll;
+mod pass;
 mod ring;
