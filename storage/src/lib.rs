@@ -14,6 +14,8 @@ pub mod format;
 pub mod index_file;
 pub mod inspect;
 pub mod layout;
+pub mod lock;
+pub mod log_window;
 pub mod mapping;
 pub mod queue_table;
 pub mod reader;

@@ -1,1 +1,285 @@
-//! recovery
+//! Where the log ends, and what stands in it up to there (docs/durability.md, Recovery).
+//!
+//! A scan walks the records of a log nobody writes to. Two zones: below `strict_from` a damaged record is
+//! stepped over, since later records were acknowledged and a cut would lose them; from `strict_from` on, the
+//! first bytes that are no intact record end the log, for that is what a torn write looks like.
+
+use std::path::PathBuf;
+
+use crate::error::{FileError, OpenError};
+use crate::format::record::{Decoded, Record, RecordError, decode};
+use crate::log_window::{LogWindow, SCAN_BYTES, WindowLimits};
+
+/// Smallest piece looked at when searching for the next record behind damage.
+const SEARCH_BYTES: usize = 64 << 10;
+
+/// The part of a log a scan walks.
+#[derive(Clone, Copy, Debug)]
+pub struct ScanRange<'a> {
+    /// Bases of all log files, ascending and without gaps.
+    pub bases: &'a [u64],
+    /// Size of a log file, in bytes.
+    pub file_size: u64,
+    /// A record boundary to start from.
+    pub from: u64,
+    /// Log offset from which the first damage ends the log.
+    pub strict_from: u64,
+    /// Log offset from which topic and properties are looked at too: the writes a crash can have torn.
+    pub in_flight_from: u64,
+    /// Whether body checksums are compared.
+    pub check_crc: bool,
+}
+
+/// A record a scan came by.
+#[derive(Clone, Copy, Debug)]
+pub struct Scanned<'a> {
+    /// Log offset of its first byte.
+    pub offset: u64,
+    /// The record; its lengths fit.
+    pub record: Record<'a>,
+    /// Whether its body is not what was stored.
+    pub damaged: bool,
+}
+
+/// Damage a scan stepped over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Log offset of the damaged record.
+    pub offset: u64,
+    /// Where the scan went on.
+    pub resumed: u64,
+    /// What does not fit.
+    pub problem: RecordError,
+}
+
+/// What a scan found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScanEnd {
+    /// Log offset after the last record.
+    pub end: u64,
+    /// Why the log ends there; `None` when the files end.
+    pub reason: Option<RecordError>,
+    /// Records walked.
+    pub records: u64,
+    /// Store time of the last record walked, in milliseconds; 0 without one.
+    pub last_timestamp: i64,
+    /// Damage stepped over, the first [`DAMAGE_KEPT`] places.
+    pub damage: Vec<Damage>,
+    /// Damaged places in all.
+    pub damage_count: u64,
+}
+
+/// Most places of damage a scan reports one by one.
+pub const DAMAGE_KEPT: usize = 100;
+
+/// What follows at one position of the log.
+enum Step {
+    Next(u64),
+    End(Option<RecordError>),
+}
+
+/// Walks the records of `range` in order and shows each to `visit`.
+pub fn scan(
+    window: &mut LogWindow,
+    range: &ScanRange<'_>,
+    visit: &mut dyn FnMut(Scanned<'_>) -> Result<(), OpenError>,
+) -> Result<ScanEnd, OpenError> {
+    let mut found = ScanEnd {
+        end: range.from,
+        reason: None,
+        records: 0,
+        last_timestamp: 0,
+        damage: Vec::new(),
+        damage_count: 0,
+    };
+    let Some(last_base) = range.bases.last() else {
+        return Ok(found);
+    };
+    let log_limit = last_base + range.file_size;
+    while found.end < log_limit {
+        let at = found.end;
+        match step(window, range, at, &mut found, visit)? {
+            Step::Next(next) => {
+                assert!(next > at, "a scan moves forward");
+                found.end = next;
+            }
+            Step::End(reason) => {
+                found.reason = reason;
+                break;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Looks at one position: a record, a blank, or the end.
+fn step(
+    window: &mut LogWindow,
+    range: &ScanRange<'_>,
+    at: u64,
+    found: &mut ScanEnd,
+    visit: &mut dyn FnMut(Scanned<'_>) -> Result<(), OpenError>,
+) -> Result<Step, OpenError> {
+    let file_end = at - at % range.file_size + range.file_size;
+    let bytes = record_bytes(window, at, file_end)?;
+    let problem = match decode(bytes) {
+        Ok(Decoded::Blank { .. }) => return Ok(after_blank(range, at, file_end)),
+        Ok(Decoded::Record(record)) => {
+            let checked = check(&record, range, at);
+            let in_place = record.check_place(at).is_ok();
+            match checked {
+                Ok(()) if in_place => {
+                    found.records += 1;
+                    found.last_timestamp = record.store_timestamp();
+                    visit(Scanned {
+                        offset: at,
+                        record,
+                        damaged: false,
+                    })?;
+                    return Ok(Step::Next(at + u64::from(record.size())));
+                }
+                // Apache keeps such a record in the log without an entry; so it stays, unread.
+                Ok(()) => {
+                    let problem = record.check_place(at).err();
+                    let next = at + u64::from(record.size());
+                    note(found, at, next, problem.unwrap_or(RecordError::Blank));
+                    return Ok(Step::Next(next));
+                }
+                Err(problem) if at < range.strict_from && in_place => {
+                    let next = at + u64::from(record.size());
+                    visit(Scanned {
+                        offset: at,
+                        record,
+                        damaged: true,
+                    })?;
+                    note(found, at, next, problem);
+                    return Ok(Step::Next(next));
+                }
+                Err(problem) => problem,
+            }
+        }
+        Err(problem) => problem,
+    };
+    if at >= range.strict_from {
+        return Ok(Step::End(Some(problem)));
+    }
+    let next = next_record(window, at + 1, file_end)?.unwrap_or(file_end);
+    note(found, at, next, problem.clone());
+    let more = range.bases.contains(&(next - next % range.file_size));
+    Ok(if more {
+        Step::Next(next)
+    } else {
+        Step::End(Some(problem))
+    })
+}
+
+/// After a blank record the log goes on in the next file, or ends before the blank without one.
+fn after_blank(range: &ScanRange<'_>, at: u64, file_end: u64) -> Step {
+    if range.bases.binary_search(&file_end).is_ok() {
+        Step::Next(file_end)
+    } else {
+        assert!(at < file_end);
+        Step::End(None)
+    }
+}
+
+fn note(found: &mut ScanEnd, offset: u64, resumed: u64, problem: RecordError) {
+    found.damage_count += 1;
+    if found.damage.len() < DAMAGE_KEPT {
+        found.damage.push(Damage {
+            offset,
+            resumed,
+            problem,
+        });
+    }
+}
+
+/// Checks what a record's zone asks for.
+fn check(record: &Record<'_>, range: &ScanRange<'_>, at: u64) -> Result<(), RecordError> {
+    if range.check_crc {
+        record.check_body()?;
+    }
+    if at >= range.in_flight_from {
+        record.check_text(at)?;
+        record.check_record_crc()?;
+    }
+    Ok(())
+}
+
+/// The bytes of the record at `at` if its size field can be true, else the few that show it is not.
+fn record_bytes(window: &mut LogWindow, at: u64, file_end: u64) -> Result<&[u8], FileError> {
+    let left = usize::try_from(file_end - at).unwrap_or(usize::MAX);
+    let head = window.bytes(at, left.min(8), WindowLimits::QUIET, SCAN_BYTES)?;
+    let size = match head {
+        Some(&[a, b, c, d, ..]) => i32::from_be_bytes([a, b, c, d]),
+        _ => return Ok(&[]),
+    };
+    let size = usize::try_from(size).unwrap_or(0);
+    let wanted = if (8..=left).contains(&size) {
+        size
+    } else {
+        left.min(8)
+    };
+    let bytes = window.bytes(at, wanted, WindowLimits::QUIET, SCAN_BYTES)?;
+    Ok(bytes.unwrap_or(&[]))
+}
+
+/// The next position from `from` on, below `file_end`, where a record stands that says it belongs there.
+fn next_record(window: &mut LogWindow, from: u64, file_end: u64) -> Result<Option<u64>, FileError> {
+    let mut at = from;
+    while at + 8 < file_end {
+        let left = usize::try_from(file_end - at).unwrap_or(usize::MAX);
+        let size = left.min(SEARCH_BYTES);
+        let Some(bytes) = window.bytes(at, size, WindowLimits::QUIET, SCAN_BYTES)? else {
+            return Ok(None);
+        };
+        let hits = bytes.windows(36).enumerate();
+        let candidate =
+            hits.map(|(index, head)| (at + index as u64, head))
+                .find(|(place, head)| {
+                    head[4] == 0xDA
+                        && head[5] == 0xA3
+                        && head[6] == 0x20
+                        && matches!(head[7], 0xA7 | 0xAB)
+                        && head[28..36] == place.to_be_bytes()
+                });
+        match candidate.map(|(place, _)| place) {
+            Some(place) if decodes(window, place, file_end)? => return Ok(Some(place)),
+            Some(place) => at = place + 1,
+            // The last 35 bytes can begin a record whose head ends in the next piece.
+            None if size < SEARCH_BYTES => return Ok(None),
+            None => at += (size - 35) as u64,
+        }
+    }
+    Ok(None)
+}
+
+fn decodes(window: &mut LogWindow, at: u64, file_end: u64) -> Result<bool, FileError> {
+    Ok(Record::decode(record_bytes(window, at, file_end)?).is_ok())
+}
+
+/// Refuses a log with a file missing between others: cutting there would lose everything behind it.
+pub fn check_bases(
+    bases: &[u64],
+    file_size: u64,
+    directory: &std::path::Path,
+) -> Result<(), OpenError> {
+    let misplaced = bases.iter().find(|base| *base % file_size != 0);
+    if let Some(base) = misplaced {
+        return Err(OpenError::Layout {
+            path: directory.join(format!("{base:020}")),
+            problem: format!("its name is no multiple of mappedFileSizeCommitLog={file_size}"),
+        });
+    }
+    match bases.windows(2).find(|pair| pair[1] != pair[0] + file_size) {
+        Some(pair) => Err(OpenError::Layout {
+            path: missing_file(directory, pair[0] + file_size),
+            problem: "this log file is missing between others; restore it from a backup".into(),
+        }),
+        None => Ok(()),
+    }
+}
+
+fn missing_file(directory: &std::path::Path, base: u64) -> PathBuf {
+    directory.join(format!("{base:020}"))
+}

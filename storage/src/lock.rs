@@ -1,0 +1,160 @@
+//! Exclusive use of a store directory.
+//!
+//! Apache's broker takes a POSIX record lock on byte 0 of `lock` (docs/format.md, Directory layout), so this
+//! one does too, before it touches anything else. Such locks do not conflict within one process and vanish
+//! when any descriptor of the file is closed, so a process-wide list of open stores stands beside them.
+
+use std::collections::HashSet;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::fcntl::{FcntlArg, fcntl};
+
+use crate::error::{FileError, OpenError};
+
+/// Device and inode of the lock files this process holds.
+static HELD: Mutex<Option<HashSet<(u64, u64)>>> = Mutex::new(None);
+
+/// A store directory in use by this process until the value is dropped.
+#[derive(Debug)]
+pub struct StoreLock {
+    /// Held open: closing it releases the record lock.
+    _file: File,
+    identity: (u64, u64),
+}
+
+impl StoreLock {
+    /// Takes the lock of the store at `root`, which must exist; fails at once if anyone holds it.
+    pub fn take(root: &Path) -> Result<StoreLock, OpenError> {
+        let path = root.join("lock");
+        // The list is held throughout: opening and closing the file in two threads would drop a lock.
+        let mut guard = held();
+        let held = guard.get_or_insert_with(HashSet::new);
+        if let Ok(present) = std::fs::metadata(&path)
+            && held.contains(&(present.dev(), present.ino()))
+        {
+            return Err(locked(root, Some(std::process::id() as i32)));
+        }
+        let mut file = open_lock_file(&path)?;
+        let details = file.metadata().map_err(FileError::at("look at", &path))?;
+        let identity = (details.dev(), details.ino());
+        record_lock(&file, root, &path)?;
+        file.write_all(b"lock")
+            .map_err(FileError::at("write", &path))?;
+        file.sync_all().map_err(FileError::at("sync", &path))?;
+        held.insert(identity);
+        Ok(StoreLock {
+            _file: file,
+            identity,
+        })
+    }
+}
+
+impl Drop for StoreLock {
+    fn drop(&mut self) {
+        if let Some(held) = held().as_mut() {
+            held.remove(&self.identity);
+        }
+    }
+}
+
+fn held() -> MutexGuard<'static, Option<HashSet<(u64, u64)>>> {
+    // A set of numbers is whole whatever the thread that held it did.
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn locked(root: &Path, holder: Option<i32>) -> OpenError {
+    OpenError::Locked {
+        root: root.to_path_buf(),
+        holder,
+    }
+}
+
+fn open_lock_file(path: &PathBuf) -> Result<File, OpenError> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path);
+    opened.map_err(|source| match source.kind() {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            let root = path.parent().unwrap_or(path).to_path_buf();
+            OpenError::NotWritable { path: root, source }
+        }
+        _ => FileError {
+            what: "open",
+            path: path.clone(),
+            source,
+        }
+        .into(),
+    })
+}
+
+/// The record lock on byte 0, or the process that holds it.
+fn record_lock(file: &File, root: &Path, path: &Path) -> Result<(), OpenError> {
+    let mut wanted = libc::flock {
+        l_type: libc::F_WRLCK as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: 0,
+        l_len: 1,
+        l_pid: 0,
+    };
+    match fcntl(file, FcntlArg::F_SETLK(&wanted)) {
+        Ok(_) => Ok(()),
+        Err(nix::errno::Errno::EACCES | nix::errno::Errno::EAGAIN) => {
+            let asked = fcntl(file, FcntlArg::F_GETLK(&mut wanted));
+            let holder = asked.ok().map(|_| wanted.l_pid).filter(|pid| *pid > 0);
+            Err(locked(root, holder))
+        }
+        Err(errno) => Err(FileError::at("lock", path)(errno.into()).into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_open_once_within_a_process() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let first = StoreLock::take(dir.path()).expect("free");
+        let second = StoreLock::take(dir.path());
+        assert!(
+            matches!(
+                &second,
+                Err(OpenError::Locked {
+                    holder: Some(_),
+                    ..
+                })
+            ),
+            "{second:?}"
+        );
+        drop(first);
+        StoreLock::take(dir.path()).expect("free again");
+        assert_eq!(
+            std::fs::read(dir.path().join("lock")).expect("lock file"),
+            b"lock"
+        );
+    }
+
+    #[test]
+    fn another_process_cannot_lock_byte_zero_meanwhile() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let _lock = StoreLock::take(dir.path()).expect("free");
+        let script = "import fcntl,sys\nf=open(sys.argv[1],'r+b')\n\
+                      try:\n fcntl.lockf(f,fcntl.LOCK_EX|fcntl.LOCK_NB,1,0)\n\
+                      except OSError: sys.exit(7)\nsys.exit(0)";
+        let lock = dir.path().join("lock");
+        let child = std::process::Command::new("python3")
+            .args(["-c", script])
+            .arg(lock)
+            .status();
+        if let Ok(status) = child {
+            assert_eq!(status.code(), Some(7));
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Reads old log bytes from their files, a window at a time.
+//!
+//! What must always hold: the file that is being written is read with O_DIRECT only, never through the page
+//! cache (docs/durability.md, Reads of the log), and a window never shows bytes that were not yet written
+//! when it was filled. Sealed files go through the page cache, which reads ahead.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::disk::aligned::{ALIGNMENT, AlignedMemory};
+use crate::error::FileError;
+
+/// Read at a time when reading on in order, in bytes.
+pub const SCAN_BYTES: usize = 256 << 10;
+
+/// Read at a time when looking at single records, in bytes.
+pub const LOOK_BYTES: usize = 4096;
+
+/// Files kept open by one window.
+const OPEN_FILES: usize = 8;
+
+/// One open log file.
+struct OpenFile {
+    base: u64,
+    direct: bool,
+    path: PathBuf,
+    file: File,
+}
+
+/// A piece of the log in aligned memory.
+pub struct LogWindow {
+    directory: PathBuf,
+    file_size: u64,
+    files: Vec<OpenFile>,
+    memory: Option<AlignedMemory>,
+    start: u64,
+    filled: usize,
+}
+
+impl LogWindow {
+    /// A window over the log files of `directory`; nothing is opened yet.
+    pub fn new(directory: &Path, file_size: u64) -> LogWindow {
+        assert!(file_size > 0, "log files have a size");
+        LogWindow {
+            directory: directory.to_path_buf(),
+            file_size,
+            files: Vec::new(),
+            memory: None,
+            start: 0,
+            filled: 0,
+        }
+    }
+
+    /// Base of the file that holds log offset `offset`.
+    pub fn base_of(&self, offset: u64) -> u64 {
+        offset - offset % self.file_size
+    }
+
+    /// Path of the file that holds log offset `offset`.
+    pub fn path_of(&self, offset: u64) -> PathBuf {
+        self.directory.join(format!("{:020}", self.base_of(offset)))
+    }
+
+    /// The bytes `[offset, offset + size)`, which must lie in one file and end at or below `limit`, the log
+    /// offset up to which bytes no longer change. Files at or above `active_base` are read directly. At least
+    /// `ahead` bytes are read at a time. `None` if the file or these bytes of it do not exist.
+    pub fn bytes(
+        &mut self,
+        offset: u64,
+        size: usize,
+        limits: WindowLimits,
+        ahead: usize,
+    ) -> Result<Option<&[u8]>, FileError> {
+        let Some(end) = offset
+            .checked_add(size as u64)
+            .filter(|end| *end <= limits.end)
+        else {
+            return Ok(None);
+        };
+        if size as u64 > self.file_size - offset % self.file_size {
+            return Ok(None);
+        }
+        let held = offset >= self.start && end <= self.start + self.filled as u64;
+        if !held && !self.fill(offset, size.max(ahead), limits)? {
+            return Ok(None);
+        }
+        if end > self.start + self.filled as u64 {
+            return Ok(None);
+        }
+        let from = (offset - self.start) as usize;
+        // Held memory exists: `fill` made it, or `filled` would be 0 and the range empty.
+        Ok(self
+            .memory
+            .as_mut()
+            .and_then(|memory| memory.as_mut_slice().get(from..from + size)))
+    }
+
+    /// Forgets what is held, when files may have changed below it.
+    pub fn forget(&mut self) {
+        self.filled = 0;
+        self.files.clear();
+    }
+
+    fn fill(&mut self, offset: u64, size: usize, limits: WindowLimits) -> Result<bool, FileError> {
+        let base = self.base_of(offset);
+        let start = offset - offset % ALIGNMENT as u64;
+        let file_end = base + self.file_size;
+        let wanted_end = (offset + size as u64)
+            .next_multiple_of(ALIGNMENT as u64)
+            .min(file_end);
+        let wanted = (wanted_end - start) as usize;
+        self.filled = 0;
+        if self
+            .memory
+            .as_ref()
+            .is_none_or(|memory| memory.len() < wanted)
+        {
+            let memory = AlignedMemory::new(wanted.max(SCAN_BYTES));
+            self.memory = Some(memory.map_err(FileError::at("read", &self.path_of(offset)))?);
+        }
+        let Some(index) = self.open(base, base >= limits.active_base)? else {
+            return Ok(false);
+        };
+        let opened = &self.files[index];
+        let Some(memory) = self.memory.as_mut() else {
+            return Ok(false);
+        };
+        let target = &mut memory.as_mut_slice()[..wanted.next_multiple_of(ALIGNMENT)];
+        let read = read_at(&opened.file, target, start - base)
+            .map_err(FileError::at("read", &opened.path))?;
+        self.start = start;
+        self.filled = (read.min(wanted) as u64).min(limits.end.saturating_sub(start)) as usize;
+        Ok(true)
+    }
+
+    /// Index of the open file with this base; `None` if there is no such file.
+    fn open(&mut self, base: u64, direct: bool) -> Result<Option<usize>, FileError> {
+        let found = self
+            .files
+            .iter()
+            .position(|file| file.base == base && file.direct == direct);
+        if let Some(index) = found {
+            return Ok(Some(index));
+        }
+        let path = self.path_of(base);
+        let file = match open_file(&path, direct) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(FileError::at("open", &path)(error)),
+        };
+        self.files.retain(|file| file.base != base);
+        if self.files.len() == OPEN_FILES {
+            self.files.remove(0);
+        }
+        self.files.push(OpenFile {
+            base,
+            direct,
+            path,
+            file,
+        });
+        Ok(Some(self.files.len() - 1))
+    }
+}
+
+/// Which log bytes may be read, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowLimits {
+    /// Log offset up to which bytes no longer change.
+    pub end: u64,
+    /// Base of the lowest file that may still be written to.
+    pub active_base: u64,
+}
+
+impl WindowLimits {
+    /// For a log nobody writes to.
+    pub const QUIET: WindowLimits = WindowLimits {
+        end: u64::MAX,
+        active_base: u64::MAX,
+    };
+}
+
+fn open_file(path: &Path, direct: bool) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true);
+    if !direct {
+        return options.open(path);
+    }
+    match options.custom_flags(libc::O_DIRECT).open(path) {
+        // A filesystem without O_DIRECT: the writer writes through the page cache there too.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => File::open(path),
+        other => other,
+    }
+}
+
+/// Reads until `target` is full or the file ends.
+fn read_at(file: &File, target: &mut [u8], position: u64) -> io::Result<usize> {
+    let mut read = 0;
+    while read < target.len() {
+        match file.read_at(&mut target[read..], position + read as u64) {
+            Ok(0) => break,
+            Ok(count) => read += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        // A direct read continues at a block boundary or not at all.
+        if !read.is_multiple_of(512) {
+            break;
+        }
+    }
+    Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log_of(bytes: &[u8], file_size: usize) -> (tempfile::TempDir, LogWindow) {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        for (index, piece) in bytes.chunks(file_size).enumerate() {
+            let name = format!("{:020}", index * file_size);
+            std::fs::write(dir.path().join(name), piece).expect("write");
+        }
+        let window = LogWindow::new(dir.path(), file_size as u64);
+        (dir, window)
+    }
+
+    #[test]
+    fn bytes_come_from_the_right_place_of_the_right_file() {
+        let bytes: Vec<u8> = (0..16_384u32).map(|at| (at / 7) as u8).collect();
+        let (_dir, mut window) = log_of(&bytes, 8192);
+        for offset in [0, 5, 4096, 8000, 8192, 12_000, 100] {
+            let found = window
+                .bytes(offset, 150, WindowLimits::QUIET, LOOK_BYTES)
+                .expect("read");
+            assert_eq!(found, Some(&bytes[offset as usize..offset as usize + 150]));
+        }
+        let direct = WindowLimits {
+            end: u64::MAX,
+            active_base: 8192,
+        };
+        let found = window.bytes(9000, 3000, direct, SCAN_BYTES).expect("read");
+        assert_eq!(found, Some(&bytes[9000..12_000]));
+    }
+
+    #[test]
+    fn nothing_is_shown_beyond_a_file_or_the_limit() {
+        let (_dir, mut window) = log_of(&[7; 16_384], 8192);
+        let quiet = WindowLimits::QUIET;
+        assert_eq!(
+            window.bytes(8100, 100, quiet, LOOK_BYTES).expect("read"),
+            None
+        );
+        assert_eq!(
+            window.bytes(16_384, 1, quiet, LOOK_BYTES).expect("read"),
+            None
+        );
+        assert_eq!(
+            window
+                .bytes(u64::MAX - 3, 100, quiet, LOOK_BYTES)
+                .expect("read"),
+            None
+        );
+        let early = WindowLimits {
+            end: 5000,
+            active_base: 0,
+        };
+        assert_eq!(
+            window.bytes(4990, 11, early, LOOK_BYTES).expect("read"),
+            None
+        );
+        assert!(
+            window
+                .bytes(4990, 10, early, LOOK_BYTES)
+                .expect("read")
+                .is_some()
+        );
+        // What the earlier limit hid is read again, not taken from the window.
+        assert!(
+            window
+                .bytes(4990, 100, quiet, LOOK_BYTES)
+                .expect("read")
+                .is_some()
+        );
+    }
+}
