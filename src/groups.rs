@@ -1,1 +1,463 @@
-//! groups
+//! Consumer groups: name to configuration, read by every core without a lock, kept in
+//! `subscriptionGroup.json`.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Map, Value, json};
+
+use crate::config::LiveConfig;
+use crate::names::{self, NameError};
+use crate::persist::{File, LoadError, Persist, Ticket};
+use crate::state_json::{DataVersion, Generation, JsonWriter};
+
+/// Most topics with forbidden bits, over all groups: the table comes from clients.
+const FORBIDDEN_MAX: usize = 100_000;
+
+/// What is configured for a consumer group.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GroupConfig {
+    /// Name.
+    pub name: String,
+    /// Whether the group may consume at all.
+    pub consume_enable: bool,
+    /// Whether it may start at the smallest offset.
+    pub consume_from_min_enable: bool,
+    /// Whether it may consume in broadcast mode.
+    pub consume_broadcast_enable: bool,
+    /// 5.x: ordered consumption wanted.
+    pub consume_orderly: bool,
+    /// Queues of its retry topic.
+    pub retry_queue_nums: i32,
+    /// Retries before a message is a dead letter.
+    pub retry_max_times: i32,
+    /// Broker it is sent to, 0 the master.
+    pub broker_id: i64,
+    /// Broker suggested while it consumes slowly.
+    pub slow_broker_id: i64,
+    /// Whether members are told when others come and go.
+    pub notify_changes: bool,
+    /// 5.x system flag.
+    pub sys_flag: i32,
+    /// 5.x: minutes a message may be processed.
+    pub consume_timeout_minute: i32,
+    /// 5.x attributes.
+    pub attributes: BTreeMap<String, String>,
+    /// 5.x retry policy, kept as brought.
+    pub retry_policy: Value,
+    /// 5.x members without meaning here (`subscriptionDataSet`), kept as brought.
+    pub extra: Map<String, Value>,
+}
+
+/// Members of a group that this module reads; the others are kept as they are.
+const KNOWN: [&str; 14] = [
+    "attributes",
+    "brokerId",
+    "consumeBroadcastEnable",
+    "consumeEnable",
+    "consumeFromMinEnable",
+    "consumeMessageOrderly",
+    "consumeTimeoutMinute",
+    "groupName",
+    "groupRetryPolicy",
+    "groupSysFlag",
+    "notifyConsumerIdsChangedEnable",
+    "retryMaxTimes",
+    "retryQueueNums",
+    "whichBrokerWhenConsumeSlowly",
+];
+
+impl GroupConfig {
+    /// A group with Apache's defaults.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            consume_enable: true,
+            consume_from_min_enable: true,
+            consume_broadcast_enable: true,
+            consume_orderly: false,
+            retry_queue_nums: 1,
+            retry_max_times: 16,
+            broker_id: 0,
+            slow_broker_id: 1,
+            notify_changes: true,
+            sys_flag: 0,
+            consume_timeout_minute: 15,
+            attributes: BTreeMap::new(),
+            retry_policy: json!({"type": "CUSTOMIZED"}),
+            extra: Map::new(),
+        }
+    }
+
+    /// Reads a group from the state file or from the body of request 200. Absent members keep
+    /// their defaults; a member of another type counts as absent.
+    pub fn read(name: &str, value: &Value) -> Self {
+        let mut group = Self::new(name);
+        let number =
+            |key: &str, default: i64| value.get(key).and_then(Value::as_i64).unwrap_or(default);
+        let small = |key: &str, default: i32| {
+            value
+                .get(key)
+                .and_then(Value::as_i64)
+                .and_then(|n| n.try_into().ok())
+                .unwrap_or(default)
+        };
+        let flag =
+            |key: &str, default: bool| value.get(key).and_then(Value::as_bool).unwrap_or(default);
+        group.consume_enable = flag("consumeEnable", true);
+        group.consume_from_min_enable = flag("consumeFromMinEnable", true);
+        group.consume_broadcast_enable = flag("consumeBroadcastEnable", true);
+        group.consume_orderly = flag("consumeMessageOrderly", false);
+        group.retry_queue_nums = small("retryQueueNums", 1);
+        group.retry_max_times = small("retryMaxTimes", 16);
+        group.broker_id = number("brokerId", 0);
+        group.slow_broker_id = number("whichBrokerWhenConsumeSlowly", 1);
+        group.notify_changes = flag("notifyConsumerIdsChangedEnable", true);
+        group.sys_flag = small("groupSysFlag", 0);
+        group.consume_timeout_minute = small("consumeTimeoutMinute", 15);
+        if let Some(attributes) = value.get("attributes").and_then(Value::as_object) {
+            let text = |(k, v): (&String, &Value)| Some((k.clone(), v.as_str()?.to_string()));
+            group.attributes = attributes.iter().filter_map(text).collect();
+        }
+        if let Some(policy) = value.get("groupRetryPolicy").filter(|p| p.is_object()) {
+            group.retry_policy = policy.clone();
+        }
+        if let Some(members) = value.as_object() {
+            let unknown = members.iter().filter(|(k, _)| !KNOWN.contains(&k.as_str()));
+            group.extra = unknown.map(|(k, v)| (k.clone(), v.clone())).collect();
+        }
+        group
+    }
+
+    /// The members in Apache's order, in the shape of `generation`.
+    fn members(&self, generation: Generation) -> Vec<(&str, Value)> {
+        let v5 = generation == Generation::V5;
+        let mut all = vec![
+            ("brokerId", json!(self.broker_id)),
+            (
+                "consumeBroadcastEnable",
+                json!(self.consume_broadcast_enable),
+            ),
+            ("consumeEnable", json!(self.consume_enable)),
+            ("consumeFromMinEnable", json!(self.consume_from_min_enable)),
+            ("groupName", json!(self.name)),
+            ("notifyConsumerIdsChangedEnable", json!(self.notify_changes)),
+            ("retryMaxTimes", json!(self.retry_max_times)),
+            ("retryQueueNums", json!(self.retry_queue_nums)),
+            ("whichBrokerWhenConsumeSlowly", json!(self.slow_broker_id)),
+        ];
+        if v5 || !self.attributes.is_empty() {
+            all.push(("attributes", json!(self.attributes)));
+        }
+        if v5 {
+            all.push(("consumeMessageOrderly", json!(self.consume_orderly)));
+            all.push(("consumeTimeoutMinute", json!(self.consume_timeout_minute)));
+            all.push(("groupRetryPolicy", self.retry_policy.clone()));
+            all.push(("groupSysFlag", json!(self.sys_flag)));
+        }
+        all.extend(self.extra.iter().map(|(k, v)| (k.as_str(), v.clone())));
+        all.sort_by_key(|(key, _)| *key);
+        all
+    }
+
+    /// The group as a JSON object with 5.x's members, for answers.
+    pub fn to_json(&self) -> Value {
+        let members = self.members(Generation::V5);
+        Value::Object(
+            members
+                .into_iter()
+                .map(|(k, v)| (k.to_string(), v))
+                .collect(),
+        )
+    }
+
+    fn write(&self, out: &mut JsonWriter, generation: Generation) {
+        out.object(&self.name);
+        for (key, value) in self.members(generation) {
+            out.value(key, &value);
+        }
+        out.end();
+    }
+}
+
+/// A group as requests use it. Never changes: an update puts another one in its place.
+#[derive(Debug)]
+pub struct Group {
+    /// What is configured.
+    pub config: GroupConfig,
+    ticket: Option<Ticket>,
+    rank: u64,
+}
+
+impl Group {
+    /// The change that made or last altered this group, unless it was read from disk.
+    pub fn ticket(&self) -> Option<Ticket> {
+        self.ticket
+    }
+}
+
+/// What a look-up came to.
+#[derive(Debug)]
+pub enum FoundGroup {
+    /// It exists.
+    Found(Arc<Group>),
+    /// It was made; answers that depend on it wait for the ticket.
+    Created(Arc<Group>, Ticket),
+    /// It does not exist and is not made automatically (code 26).
+    Missing,
+    /// Its name is not legal.
+    Illegal(NameError),
+}
+
+/// The group table.
+pub struct Groups {
+    table: papaya::HashMap<String, Arc<Group>>,
+    persist: Arc<Persist>,
+    /// Held while the tables change; guards the version of their content.
+    state: Mutex<State>,
+    generation: Generation,
+    next_rank: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    version: DataVersion,
+    /// group, then topic, to bits of what is forbidden; bit 2 is reading.
+    forbidden: BTreeMap<String, BTreeMap<String, i32>>,
+}
+
+impl Groups {
+    /// Loads `subscriptionGroup.json` and adds the system groups that it lacks.
+    ///
+    /// # Errors
+    /// [`LoadError`] when the file and its backup are damaged.
+    pub fn load(persist: Arc<Persist>) -> Result<Self, LoadError> {
+        let loaded = persist.load(File::Groups, parse)?.unwrap_or_default();
+        let groups = Self {
+            table: papaya::HashMap::new(),
+            persist,
+            state: Mutex::new(loaded.state),
+            generation: loaded.generation,
+            next_rank: AtomicU64::new(0),
+        };
+        for config in loaded.groups {
+            groups.insert(config, None);
+        }
+        let missing: Vec<_> = names::BOOT_GROUPS
+            .into_iter()
+            .filter(|name| groups.get(name).is_none())
+            .collect();
+        if !missing.is_empty() {
+            for name in missing {
+                groups.insert(GroupConfig::new(name), None);
+            }
+            groups.persist.changed(File::Groups);
+        }
+        Ok(groups)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn insert(&self, config: GroupConfig, ticket: Option<Ticket>) -> Arc<Group> {
+        let table = self.table.pin();
+        let rank = table.get(config.name.as_str()).map_or_else(
+            || self.next_rank.fetch_add(1, Ordering::Relaxed),
+            |group| group.rank,
+        );
+        let name = config.name.clone();
+        let group = Arc::new(Group {
+            config,
+            ticket,
+            rank,
+        });
+        table.insert(name, Arc::clone(&group));
+        group
+    }
+
+    /// A group by name.
+    pub fn get(&self, name: &str) -> Option<Arc<Group>> {
+        self.table.pin().get(name).map(Arc::clone)
+    }
+
+    /// Number of groups.
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// A group by name, made when it is missing and may be made
+    /// (docs/behaviour.md, Consumer groups).
+    pub fn find_or_create(&self, name: &str, live: &LiveConfig) -> FoundGroup {
+        if let Some(group) = self.get(name) {
+            return FoundGroup::Found(group);
+        }
+        if let Err(error) = names::check_group(name) {
+            return FoundGroup::Illegal(error);
+        }
+        let system = names::is_system_group(name) && live.enable_create_sys_group;
+        if !live.auto_create_subscription_group && !system {
+            return FoundGroup::Missing;
+        }
+        let mut state = self.lock();
+        if let Some(group) = self.get(name) {
+            return FoundGroup::Found(group);
+        }
+        state.version.next();
+        let (group, ticket) = self.publish(GroupConfig::new(name));
+        FoundGroup::Created(group, ticket)
+    }
+
+    fn publish(&self, config: GroupConfig) -> (Arc<Group>, Ticket) {
+        let ticket = self.persist.changed(File::Groups);
+        (self.insert(config, Some(ticket)), ticket)
+    }
+
+    /// Makes or alters a group. `None`: nothing differed and nothing is to be waited for.
+    pub fn create_or_update(&self, config: GroupConfig) -> Option<Ticket> {
+        let mut state = self.lock();
+        if let Some(old) = self.get(&config.name)
+            && old.config == config
+        {
+            return old.ticket.filter(|t| !self.persist.is_durable(*t));
+        }
+        state.version.next();
+        Some(self.publish(config).1)
+    }
+
+    /// Removes a group's configuration and what is forbidden to it.
+    pub fn remove(&self, name: &str) -> Option<(Arc<Group>, Ticket)> {
+        let mut state = self.lock();
+        let group = self.table.pin().remove(name).map(Arc::clone)?;
+        state.forbidden.remove(name);
+        state.version.next();
+        let ticket = self.persist.changed(File::Groups);
+        Some((group, ticket))
+    }
+
+    /// Bits of what `group` may not do with `topic`.
+    pub fn forbidden(&self, group: &str, topic: &str) -> i32 {
+        self.lock()
+            .forbidden
+            .get(group)
+            .and_then(|t| t.get(topic))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// Sets the bits; 0 removes the entry. `None`: unchanged, or the table is full.
+    pub fn set_forbidden(&self, group: &str, topic: &str, bits: i32) -> Option<Ticket> {
+        let mut state = self.lock();
+        let old = state
+            .forbidden
+            .get(group)
+            .and_then(|t| t.get(topic))
+            .copied()
+            .unwrap_or(0);
+        let entries: usize = state.forbidden.values().map(BTreeMap::len).sum();
+        if old == bits || (old == 0 && entries >= FORBIDDEN_MAX) {
+            return None;
+        }
+        let topics = state.forbidden.entry(group.to_string()).or_default();
+        if bits == 0 {
+            topics.remove(topic);
+        } else {
+            topics.insert(topic.to_string(), bits);
+        }
+        if topics.is_empty() {
+            state.forbidden.remove(group);
+        }
+        state.version.next();
+        Some(self.persist.changed(File::Groups))
+    }
+
+    /// The version of the table.
+    pub fn data_version(&self) -> DataVersion {
+        self.lock().version
+    }
+
+    /// The table in file order, with the version it belongs to.
+    pub fn snapshot(&self) -> (DataVersion, Vec<Arc<Group>>) {
+        let state = self.lock();
+        (state.version, self.sorted())
+    }
+
+    fn sorted(&self) -> Vec<Arc<Group>> {
+        let mut groups: Vec<_> = self.table.pin().values().map(Arc::clone).collect();
+        groups.sort_by_key(|g| g.rank);
+        groups
+    }
+
+    /// The text of `subscriptionGroup.json`.
+    pub fn text(&self) -> String {
+        // The text of many groups takes a while: cores that make groups do not wait for it.
+        let (version, forbidden, groups) = {
+            let state = self.lock();
+            (state.version, state.forbidden.clone(), self.sorted())
+        };
+        let mut out = JsonWriter::new();
+        version.write(&mut out, self.generation);
+        if self.generation == Generation::V5 || !forbidden.is_empty() {
+            out.object("forbiddenTable");
+            for (group, topics) in &forbidden {
+                out.object(group);
+                for (topic, bits) in topics {
+                    out.number(topic, (*bits).into());
+                }
+                out.end();
+            }
+            out.end();
+        }
+        out.object("subscriptionGroupTable");
+        for group in groups {
+            group.config.write(&mut out, self.generation);
+        }
+        out.finish()
+    }
+}
+
+#[derive(Default)]
+struct Loaded {
+    state: State,
+    generation: Generation,
+    groups: Vec<GroupConfig>,
+}
+
+fn parse(bytes: &[u8]) -> Result<Loaded, String> {
+    let root: Value = saturnmq_net::fastjson::from_slice(bytes).map_err(|e| e.to_string())?;
+    let table = root
+        .get("subscriptionGroupTable")
+        .and_then(Value::as_object)
+        .ok_or("it has no subscriptionGroupTable")?;
+    let mut state = State {
+        version: DataVersion::read(root.get("dataVersion")),
+        forbidden: BTreeMap::new(),
+    };
+    let forbidden = root.get("forbiddenTable").and_then(Value::as_object);
+    for (group, topics) in forbidden.into_iter().flatten() {
+        let bits = |(topic, bits): (&String, &Value)| {
+            Some((topic.clone(), i32::try_from(bits.as_i64()?).ok()?))
+        };
+        let topics = topics
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter_map(bits)
+            .collect();
+        state.forbidden.insert(group.clone(), topics);
+    }
+    Ok(Loaded {
+        state,
+        generation: Generation::of(root.get("dataVersion")),
+        groups: table
+            .iter()
+            .map(|(name, value)| GroupConfig::read(name, value))
+            .collect(),
+    })
+}

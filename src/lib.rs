@@ -23,6 +23,7 @@ pub mod offsets;
 pub mod parked;
 pub mod persist;
 pub mod services;
+pub mod state_json;
 pub mod stats;
 pub mod systemd;
 pub mod topics;

@@ -1,1 +1,541 @@
-//! topics
+//! Topics: name to configuration, read by every core without a lock, kept in `topics.json`.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use saturnmq_storage::queue_table::Queue;
+use serde_json::Value;
+
+use crate::names;
+use crate::persist::{File, LoadError, Persist, Ticket};
+use crate::state_json::{DataVersion, Generation, JsonWriter};
+
+/// Permission bit: readable.
+pub const PERM_READ: i32 = 4;
+/// Permission bit: writable.
+pub const PERM_WRITE: i32 = 2;
+/// Permission bit: a template for automatic creation.
+pub const PERM_INHERIT: i32 = 1;
+
+/// Queues of a topic that are reached without a look-up; more than that go through the store's
+/// table, so that a huge queue count costs no memory.
+const CACHED_QUEUES: i32 = 4096;
+
+/// How a topic's messages are tagged; kept, without effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TopicFilterType {
+    /// One tag.
+    #[default]
+    SingleTag,
+    /// Several tags.
+    MultiTag,
+}
+
+impl TopicFilterType {
+    /// Apache's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::SingleTag => "SINGLE_TAG",
+            Self::MultiTag => "MULTI_TAG",
+        }
+    }
+
+    /// Reads Apache's name; anything else is a single tag, as Apache's reader has it.
+    pub fn parse(text: &str) -> Self {
+        if text == "MULTI_TAG" {
+            Self::MultiTag
+        } else {
+            Self::SingleTag
+        }
+    }
+}
+
+/// What is configured for a topic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TopicConfig {
+    /// Name.
+    pub name: String,
+    /// Queues that consumers see.
+    pub read_queues: i32,
+    /// Queues that producers see.
+    pub write_queues: i32,
+    /// Bits of [`PERM_READ`], [`PERM_WRITE`], [`PERM_INHERIT`].
+    pub perm: i32,
+    /// Kind of tags.
+    pub filter_type: TopicFilterType,
+    /// Bit 0 unit, bit 1 unit subscription.
+    pub sys_flag: i32,
+    /// Global order wanted.
+    pub order: bool,
+    /// 5.x attributes, such as `message.type`.
+    pub attributes: BTreeMap<String, String>,
+}
+
+impl TopicConfig {
+    /// A topic with `queues` read and write queues, otherwise Apache's defaults.
+    pub fn new(name: impl Into<String>, queues: i32, perm: i32) -> Self {
+        Self {
+            name: name.into(),
+            read_queues: queues,
+            write_queues: queues,
+            perm,
+            filter_type: TopicFilterType::SingleTag,
+            sys_flag: 0,
+            order: false,
+            attributes: BTreeMap::new(),
+        }
+    }
+
+    fn read(name: &str, value: &Value) -> Self {
+        let number = |key: &str, default: i32| {
+            value
+                .get(key)
+                .and_then(Value::as_i64)
+                .and_then(|n| i32::try_from(n).ok())
+                .unwrap_or(default)
+        };
+        let attributes = value.get("attributes").and_then(Value::as_object);
+        Self {
+            name: name.to_string(),
+            read_queues: number("readQueueNums", 16),
+            write_queues: number("writeQueueNums", 16),
+            perm: number("perm", PERM_READ | PERM_WRITE),
+            filter_type: TopicFilterType::parse(
+                value
+                    .get("topicFilterType")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default(),
+            ),
+            sys_flag: number("topicSysFlag", 0),
+            order: value.get("order").and_then(Value::as_bool).unwrap_or(false),
+            attributes: attributes
+                .into_iter()
+                .flatten()
+                .filter_map(|(k, v)| Some((k.clone(), v.as_str()?.to_string())))
+                .collect(),
+        }
+    }
+
+    fn write(&self, out: &mut JsonWriter, generation: Generation) {
+        out.object(&self.name);
+        if generation == Generation::V5 || !self.attributes.is_empty() {
+            out.object("attributes");
+            for (key, value) in &self.attributes {
+                out.string(key, value);
+            }
+            out.end();
+        }
+        out.boolean("order", self.order);
+        out.number("perm", self.perm.into());
+        out.number("readQueueNums", self.read_queues.into());
+        out.string("topicFilterType", self.filter_type.as_str());
+        out.string("topicName", &self.name);
+        out.number("topicSysFlag", self.sys_flag.into());
+        out.number("writeQueueNums", self.write_queues.into());
+        out.end();
+    }
+}
+
+/// A topic as requests use it. Never changes: an update puts another one in its place.
+pub struct Topic {
+    /// What is configured.
+    pub config: TopicConfig,
+    queues: Arc<[OnceLock<Arc<Queue>>]>,
+    ticket: Option<Ticket>,
+    /// Position in the file.
+    rank: u64,
+}
+
+impl Topic {
+    fn new(config: TopicConfig, rank: u64, ticket: Option<Ticket>) -> Self {
+        let cached = config
+            .read_queues
+            .max(config.write_queues)
+            .clamp(0, CACHED_QUEUES);
+        let queues = (0..cached).map(|_| OnceLock::new()).collect();
+        Self {
+            config,
+            queues,
+            ticket,
+            rank,
+        }
+    }
+
+    /// The queue's store object, opened through `open` at its first use.
+    pub fn queue(
+        &self,
+        queue_id: i32,
+        open: impl FnOnce(&str, i32) -> Option<Arc<Queue>>,
+    ) -> Option<Arc<Queue>> {
+        let Some(cell) = usize::try_from(queue_id)
+            .ok()
+            .and_then(|id| self.queues.get(id))
+        else {
+            return open(&self.config.name, queue_id);
+        };
+        if let Some(queue) = cell.get() {
+            return Some(Arc::clone(queue));
+        }
+        let queue = open(&self.config.name, queue_id)?;
+        // Another core may have been faster; the store gives both the same queue.
+        let _ = cell.set(Arc::clone(&queue));
+        Some(queue)
+    }
+
+    /// The change that made or last altered this topic, unless it was read from disk.
+    pub fn ticket(&self) -> Option<Ticket> {
+        self.ticket
+    }
+
+    /// Whether producers may send.
+    pub fn is_writable(&self) -> bool {
+        self.config.perm & PERM_WRITE != 0
+    }
+
+    /// Whether consumers may pull.
+    pub fn is_readable(&self) -> bool {
+        self.config.perm & PERM_READ != 0
+    }
+}
+
+/// What an attempt at automatic creation came to.
+pub enum AutoCreate {
+    /// The topic was there already.
+    Existing(Arc<Topic>),
+    /// It was made; requests that depend on it wait for the ticket.
+    Created(Arc<Topic>, Ticket),
+    /// The template is missing or does not allow it.
+    Refused(String),
+}
+
+/// Told of every topic that is made, altered or removed.
+pub type TopicListener = Box<dyn Fn(TopicChange<'_>) + Send + Sync>;
+
+/// A change of the topic table.
+pub enum TopicChange<'a> {
+    /// Made or altered.
+    Updated(&'a TopicConfig),
+    /// Removed.
+    Removed(&'a str),
+}
+
+/// Names and queue counts of the topics that exist from the first start.
+#[derive(Debug, Clone)]
+pub struct SystemTopics {
+    /// `brokerClusterName`.
+    pub cluster: String,
+    /// `brokerName`.
+    pub broker: String,
+    /// `autoCreateTopicEnable`.
+    pub auto_create: bool,
+    /// `defaultTopicQueueNums`.
+    pub default_queues: i32,
+    /// `clusterTopicEnable`.
+    pub cluster_topic: bool,
+    /// `brokerTopicEnable`.
+    pub broker_topic: bool,
+    /// `msgTraceTopicName`, if `traceTopicEnable`.
+    pub trace_topic: Option<String>,
+    /// Number of delay levels.
+    pub delay_levels: i32,
+    /// `reviveQueueNum`.
+    pub revive_queues: i32,
+    /// `timerWheelEnable`.
+    pub timer: bool,
+}
+
+impl SystemTopics {
+    fn configs(&self) -> Vec<TopicConfig> {
+        let rw = PERM_READ | PERM_WRITE;
+        let inherit = |allowed: bool| {
+            if allowed {
+                PERM_INHERIT | rw
+            } else {
+                PERM_INHERIT
+            }
+        };
+        let mut all = vec![TopicConfig::new(names::SELF_TEST_TOPIC, 1, rw)];
+        if self.auto_create {
+            let template = TopicConfig::new(names::AUTO_CREATE_TOPIC, self.default_queues, rw | 1);
+            all.push(template);
+        }
+        all.push(TopicConfig::new(names::BENCHMARK_TOPIC, 1024, rw));
+        all.push(TopicConfig::new(
+            &self.cluster,
+            16,
+            inherit(self.cluster_topic),
+        ));
+        all.push(TopicConfig::new(
+            &self.broker,
+            1,
+            inherit(self.broker_topic),
+        ));
+        all.push(TopicConfig::new(names::OFFSET_MOVED_EVENT, 1, rw));
+        all.push(TopicConfig::new(
+            names::SCHEDULE_TOPIC,
+            self.delay_levels,
+            rw,
+        ));
+        if let Some(trace) = &self.trace_topic {
+            all.push(TopicConfig::new(trace, 1, rw));
+        }
+        all.push(TopicConfig::new(names::reply_topic(&self.cluster), 1, rw));
+        let revive = names::revive_topic(&self.cluster);
+        all.push(TopicConfig::new(revive, self.revive_queues, rw));
+        let members = names::sync_member_topic(&self.broker);
+        all.push(TopicConfig::new(members, 1, PERM_INHERIT));
+        all.push(TopicConfig::new(names::HALF_TOPIC, 1, rw));
+        all.push(TopicConfig::new(names::OP_HALF_TOPIC, 1, rw));
+        if self.timer {
+            all.push(TopicConfig::new(names::TIMER_TOPIC, 1, rw));
+        }
+        all
+    }
+}
+
+/// The topic table.
+pub struct Topics {
+    table: papaya::HashMap<String, Arc<Topic>>,
+    persist: Arc<Persist>,
+    /// Held while the table changes; guards the version of its content.
+    version: Mutex<DataVersion>,
+    generation: Generation,
+    next_rank: AtomicU64,
+    listener: OnceLock<TopicListener>,
+}
+
+impl Topics {
+    /// Loads `topics.json` and adds the system topics that it lacks.
+    ///
+    /// # Errors
+    /// [`LoadError`] when the file and its backup are damaged.
+    pub fn load(persist: Arc<Persist>, system: &SystemTopics) -> Result<Self, LoadError> {
+        let loaded = persist.load(File::Topics, parse)?.unwrap_or_default();
+        let topics = Self {
+            table: papaya::HashMap::new(),
+            persist,
+            version: Mutex::new(loaded.version),
+            generation: loaded.generation,
+            next_rank: AtomicU64::new(0),
+            listener: OnceLock::new(),
+        };
+        for config in loaded.topics {
+            topics.insert(config, None);
+        }
+        topics.add_system(system);
+        Ok(topics)
+    }
+
+    fn add_system(&self, system: &SystemTopics) {
+        let missing: Vec<_> = system
+            .configs()
+            .into_iter()
+            .filter(|c| self.get(&c.name).is_none())
+            .collect();
+        if missing.is_empty() {
+            return;
+        }
+        let mut version = self.lock();
+        version.next();
+        for config in missing {
+            self.insert(config, None);
+        }
+        self.persist.changed(File::Topics);
+    }
+
+    /// Sets who is told of changes; once, before requests are served.
+    pub fn set_listener(&self, listener: TopicListener) {
+        let _ = self.listener.set(listener);
+    }
+
+    fn tell(&self, change: TopicChange<'_>) {
+        if let Some(listener) = self.listener.get() {
+            listener(change);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DataVersion> {
+        self.version.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A topic by name.
+    pub fn get(&self, name: &str) -> Option<Arc<Topic>> {
+        self.table.pin().get(name).map(Arc::clone)
+    }
+
+    /// Number of topics.
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// Puts a topic into the table; the caller holds the lock or is the only one.
+    fn insert(&self, config: TopicConfig, ticket: Option<Ticket>) -> Arc<Topic> {
+        let table = self.table.pin();
+        let old = table.get(config.name.as_str());
+        let rank = old.map_or_else(
+            || self.next_rank.fetch_add(1, Ordering::Relaxed),
+            |topic| topic.rank,
+        );
+        let name = config.name.clone();
+        let topic = Topic::new(config, rank, ticket);
+        if let Some(old) = old {
+            for (cell, known) in topic.queues.iter().zip(old.queues.iter()) {
+                if let Some(queue) = known.get() {
+                    let _ = cell.set(Arc::clone(queue));
+                }
+            }
+        }
+        let topic = Arc::new(topic);
+        table.insert(name, Arc::clone(&topic));
+        topic
+    }
+
+    /// Makes or alters a topic. `None`: nothing differed and nothing is to be waited for.
+    pub fn create_or_update(&self, config: TopicConfig) -> Option<Ticket> {
+        let mut version = self.lock();
+        if let Some(old) = self.get(&config.name)
+            && old.config == config
+        {
+            // Made by somebody else a moment ago: that change is this one's as well.
+            return old.ticket.filter(|t| !self.persist.is_durable(*t));
+        }
+        version.next();
+        let (topic, ticket) = self.publish(config);
+        drop(version);
+        self.tell(TopicChange::Updated(&topic.config));
+        Some(ticket)
+    }
+
+    /// Makes a topic unless it exists.
+    pub fn create_if_absent(&self, config: TopicConfig) -> (Arc<Topic>, Option<Ticket>) {
+        let mut version = self.lock();
+        if let Some(topic) = self.get(&config.name) {
+            return (topic, None);
+        }
+        version.next();
+        let (topic, ticket) = self.publish(config);
+        drop(version);
+        self.tell(TopicChange::Updated(&topic.config));
+        (topic, Some(ticket))
+    }
+
+    /// Inserts, then asks for the write. The topic carries the ticket, which must exist before the
+    /// topic is visible; the write that a ticket asks for takes its text under the same lock.
+    fn publish(&self, config: TopicConfig) -> (Arc<Topic>, Ticket) {
+        let ticket = self.persist.changed(File::Topics);
+        (self.insert(config, Some(ticket)), ticket)
+    }
+
+    /// Makes topic `name` from the template topic that a send names
+    /// (docs/behaviour.md, Topic auto-creation).
+    pub fn auto_create(
+        &self,
+        name: &str,
+        template: &str,
+        wanted_queues: i32,
+        sys_flag: i32,
+        auto_create_enabled: bool,
+    ) -> AutoCreate {
+        if let Some(topic) = self.get(name) {
+            return AutoCreate::Existing(topic);
+        }
+        let Some(from) = self.get(template) else {
+            return AutoCreate::Refused(format!("the template topic {template} does not exist"));
+        };
+        let closed = template == names::AUTO_CREATE_TOPIC && !auto_create_enabled;
+        if closed || from.config.perm & PERM_INHERIT == 0 {
+            return AutoCreate::Refused(format!("the template topic {template} may not be copied"));
+        }
+        let queues = wanted_queues.min(from.config.write_queues).max(0);
+        let mut config = TopicConfig::new(name, queues, from.config.perm & !PERM_INHERIT);
+        config.filter_type = from.config.filter_type;
+        config.sys_flag = sys_flag;
+        match self.create_if_absent(config) {
+            (topic, Some(ticket)) => AutoCreate::Created(topic, ticket),
+            (topic, None) => AutoCreate::Existing(topic),
+        }
+    }
+
+    /// Removes a topic's configuration; its queues are the caller's business.
+    pub fn remove(&self, name: &str) -> Option<(Arc<Topic>, Ticket)> {
+        let mut version = self.lock();
+        let topic = self.table.pin().remove(name).map(Arc::clone)?;
+        version.next();
+        let ticket = self.persist.changed(File::Topics);
+        drop(version);
+        self.tell(TopicChange::Removed(name));
+        Some((topic, ticket))
+    }
+
+    /// The version of the table.
+    pub fn data_version(&self) -> DataVersion {
+        *self.lock()
+    }
+
+    /// The table in file order, with the version it belongs to.
+    pub fn snapshot(&self) -> (DataVersion, Vec<TopicConfig>) {
+        let (version, topics) = self.sorted();
+        (
+            version,
+            topics.into_iter().map(|t| t.config.clone()).collect(),
+        )
+    }
+
+    fn sorted(&self) -> (DataVersion, Vec<Arc<Topic>>) {
+        let version = self.lock();
+        let mut topics: Vec<_> = self.table.pin().values().map(Arc::clone).collect();
+        topics.sort_by_key(|t| t.rank);
+        (*version, topics)
+    }
+
+    /// The text of `topics.json`.
+    pub fn text(&self) -> String {
+        let (version, topics) = self.sorted();
+        let mut out = JsonWriter::new();
+        version.write(&mut out, self.generation);
+        out.object("topicConfigTable");
+        for topic in topics {
+            topic.config.write(&mut out, self.generation);
+        }
+        out.finish()
+    }
+}
+
+#[derive(Default)]
+struct Loaded {
+    version: DataVersion,
+    generation: Generation,
+    topics: Vec<TopicConfig>,
+}
+
+fn parse(bytes: &[u8]) -> Result<Loaded, String> {
+    let root: Value = saturnmq_net::fastjson::from_slice(bytes).map_err(|e| e.to_string())?;
+    let table = root
+        .get("topicConfigTable")
+        .and_then(Value::as_object)
+        .ok_or("it has no topicConfigTable")?;
+    let topics = table
+        .iter()
+        .filter(|(name, _)| {
+            let known = names::is_storable(name);
+            if !known {
+                tracing::warn!(
+                    "topics.json: the name {name:?} is not legal, that topic is left out"
+                );
+            }
+            known
+        })
+        .map(|(name, value)| TopicConfig::read(name, value))
+        .collect();
+    Ok(Loaded {
+        version: DataVersion::read(root.get("dataVersion")),
+        generation: Generation::of(root.get("dataVersion")),
+        topics,
+    })
+}

@@ -1,0 +1,213 @@
+//! Configuration as it was brought: text by key, from broker.conf and the command line.
+
+use std::collections::BTreeMap;
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+
+use java_properties::PropertiesIter;
+use thiserror::Error;
+
+use super::keys::{self, Effect};
+
+/// Longest broker.conf that is read, in bytes.
+const FILE_MAX: u64 = 4 << 20;
+
+/// Why the configuration cannot be used. Each is one sentence that names the thing.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {}: {problem}; check the path given with -c", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        problem: String,
+    },
+    /// A line of the file is no Java property.
+    #[error("{source_name} is not a Java properties file: {problem}")]
+    Syntax {
+        /// The file or the request.
+        source_name: String,
+        /// What does not fit.
+        problem: String,
+    },
+    /// A value of the wrong form.
+    #[error("{key}={value}{at} is not possible: it takes {expected}")]
+    Malformed {
+        /// The key.
+        key: String,
+        /// What was brought.
+        value: String,
+        /// Where, with a leading blank; empty for the command line.
+        at: String,
+        /// What it takes.
+        expected: String,
+    },
+    /// A promise that is not kept here.
+    #[error(
+        "{key}={value}{at} promises what SaturnMQ does not keep: {why}; remove the key or start \
+             Apache RocketMQ for it"
+    )]
+    Refused {
+        /// The key.
+        key: String,
+        /// What was brought.
+        value: String,
+        /// Where, with a leading blank; empty for the command line.
+        at: String,
+        /// What is supported.
+        why: String,
+    },
+    /// `--set` without an equals sign.
+    #[error("--set {0} is not of the form key=value")]
+    NoEquals(String),
+    /// Two settings, or a setting and the host, that do not go together.
+    #[error("{0}")]
+    Contradiction(String),
+}
+
+/// A value with the place it comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Brought {
+    value: String,
+    at: String,
+}
+
+/// Text by key, later sources over earlier ones.
+#[derive(Debug, Clone, Default)]
+pub struct RawConfig {
+    values: BTreeMap<String, Brought>,
+    /// The file that was read.
+    pub file: Option<PathBuf>,
+}
+
+impl RawConfig {
+    /// Reads a Java properties file.
+    ///
+    /// # Errors
+    /// [`ConfigError::File`] or [`ConfigError::Syntax`].
+    pub fn read_file(path: &Path) -> Result<Self, ConfigError> {
+        let unreadable = |problem: String| ConfigError::File {
+            path: path.to_path_buf(),
+            problem,
+        };
+        let size = std::fs::metadata(path)
+            .map_err(|e| unreadable(e.to_string()))?
+            .len();
+        if size > FILE_MAX {
+            return Err(unreadable(format!("{size} bytes are more than {FILE_MAX}")));
+        }
+        let bytes = std::fs::read(path).map_err(|e| unreadable(e.to_string()))?;
+        let mut raw = Self {
+            file: Some(path.to_path_buf()),
+            ..Self::default()
+        };
+        let name = path.display().to_string();
+        for (key, value, line) in parse_properties(&bytes, &name)? {
+            let at = format!(" ({name} line {line})");
+            raw.values.insert(key, Brought { value, at });
+        }
+        Ok(raw)
+    }
+
+    /// Sets a key, over the file.
+    pub fn set(&mut self, key: &str, value: &str) {
+        let brought = Brought {
+            value: value.to_string(),
+            at: String::new(),
+        };
+        self.values.insert(key.trim().to_string(), brought);
+    }
+
+    /// Sets what `--set key=value` says.
+    ///
+    /// # Errors
+    /// [`ConfigError::NoEquals`].
+    pub fn set_pair(&mut self, pair: &str) -> Result<(), ConfigError> {
+        let no_equals = || ConfigError::NoEquals(pair.to_string());
+        let (key, value) = pair.split_once('=').ok_or_else(no_equals)?;
+        self.set(key, value);
+        Ok(())
+    }
+
+    /// The text of a key, if it was brought.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.values.get(key).map(|b| b.value.as_str())
+    }
+
+    /// Checks every value brought, and says which keys are unknown or have no effect.
+    ///
+    /// # Errors
+    /// The first value that is malformed or refused.
+    pub fn check(&self) -> Result<Remarks, ConfigError> {
+        let mut remarks = Remarks::default();
+        for (name, brought) in &self.values {
+            let Some(key) = keys::find(name) else {
+                let meant = keys::nearest(name)
+                    .map_or_else(String::new, |k| format!("; the nearest known key is {k}"));
+                remarks
+                    .unknown
+                    .push(format!("unknown key {name}{}{meant}", brought.at));
+                continue;
+            };
+            if let Err(expected) = key.check(&brought.value) {
+                return Err(ConfigError::Malformed {
+                    key: name.clone(),
+                    value: brought.value.clone(),
+                    at: brought.at.clone(),
+                    expected,
+                });
+            }
+            if let Some(why) = key.refusal(&brought.value) {
+                return Err(ConfigError::Refused {
+                    key: name.clone(),
+                    value: brought.value.clone(),
+                    at: brought.at.clone(),
+                    why,
+                });
+            }
+            if key.effect == Effect::Ignored {
+                remarks.ignored.push(name.clone());
+            }
+        }
+        Ok(remarks)
+    }
+
+    /// Key and text of everything brought.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.values
+            .iter()
+            .map(|(k, b)| (k.as_str(), b.value.as_str()))
+    }
+}
+
+/// What is worth saying about a configuration that can be used.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Remarks {
+    /// One sentence for each unknown key.
+    pub unknown: Vec<String>,
+    /// Keys that have no effect here.
+    pub ignored: Vec<String>,
+}
+
+/// Reads Java properties: key, value, line number.
+///
+/// # Errors
+/// [`ConfigError::Syntax`] names `source_name` and the line.
+pub fn parse_properties(
+    bytes: &[u8],
+    source_name: &str,
+) -> Result<Vec<(String, String, usize)>, ConfigError> {
+    let mut found = Vec::new();
+    for line in PropertiesIter::new(Cursor::new(bytes)) {
+        let line = line.map_err(|e| ConfigError::Syntax {
+            source_name: source_name.to_string(),
+            problem: e.to_string(),
+        })?;
+        let number = line.line_number();
+        if let java_properties::LineContent::KVPair(key, value) = line.consume_content() {
+            found.push((key, value, number));
+        }
+    }
+    Ok(found)
+}
