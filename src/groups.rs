@@ -461,3 +461,107 @@ fn parse(bytes: &[u8]) -> Result<Loaded, String> {
             .collect(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Options};
+
+    const V4: &[u8] = include_bytes!("../tests/golden/state/4.9.7/subscriptionGroup.json");
+    const V5: &[u8] = include_bytes!("../tests/golden/state/5.3.3/subscriptionGroup.json");
+
+    fn groups(dir: &tempfile::TempDir, text: Option<&[u8]>) -> Groups {
+        let persist = Arc::new(Persist::new(dir.path()));
+        if let Some(text) = text {
+            let path = persist.path(File::Groups);
+            crate::persist::replace_file(&path, text).expect("state file");
+        }
+        Groups::load(persist).expect("load")
+    }
+
+    fn live(set: &[&str]) -> LiveConfig {
+        let set = set.iter().map(ToString::to_string).collect();
+        Config::resolve(&Options {
+            set,
+            ..Options::default()
+        })
+        .expect("configuration")
+        .live
+    }
+
+    #[test]
+    fn apaches_files_are_written_back_byte_for_byte() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        assert_eq!(groups(&dir, Some(V5)).text(), String::from_utf8_lossy(V5));
+        // 4.9 lacks one boot group: it is appended, in 4.9's shape.
+        let text = groups(&dir, Some(V4)).text();
+        let old = String::from_utf8_lossy(V4);
+        assert!(text.starts_with(&old[..old.len() - "\n\t}\n}".len()]));
+        assert!(!text.contains("attributes") && !text.contains("forbiddenTable"));
+    }
+
+    #[test]
+    fn members_of_newer_brokers_are_kept() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let text = br#"{"dataVersion":{"counter":1,"stateVersion":0,"timestamp":5},
+            "subscriptionGroupTable":{"g":{"groupName":"g","retryMaxTimes":3,"somethingNew":{"a":1},
+            "subscriptionDataSet":[{"topic":"T"}],"attributes":{"k":"v"}}},
+            "forbiddenTable":{"g":{"T":4}}}"#;
+        let groups = groups(&dir, Some(text));
+        assert_eq!(groups.get("g").expect("group").config.retry_max_times, 3);
+        assert_eq!(groups.forbidden("g", "T"), 4);
+        let text = groups.text();
+        for part in [
+            "\"somethingNew\":{",
+            "\"subscriptionDataSet\":[{\"topic\":\"T\"}]",
+            "\"k\":\"v\"",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+
+    #[test]
+    fn a_group_is_made_when_it_may_be() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let groups = groups(&dir, None);
+        let open = live(&[]);
+        let closed = live(&["autoCreateSubscriptionGroup=false"]);
+        assert!(matches!(
+            groups.find_or_create("g", &closed),
+            FoundGroup::Missing
+        ));
+        let FoundGroup::Created(group, ticket) = groups.find_or_create("g", &open) else {
+            panic!("not created")
+        };
+        assert_eq!(
+            (group.config.retry_max_times, group.ticket()),
+            (16, Some(ticket))
+        );
+        assert!(matches!(
+            groups.find_or_create("g", &closed),
+            FoundGroup::Found(_)
+        ));
+        assert!(matches!(
+            groups.find_or_create("CID_RMQ_SYS_X", &closed),
+            FoundGroup::Created(..)
+        ));
+        assert!(matches!(
+            groups.find_or_create("a/b", &open),
+            FoundGroup::Illegal(_)
+        ));
+    }
+
+    #[test]
+    fn clearing_one_topic_keeps_what_is_forbidden_in_others() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let groups = groups(&dir, None);
+        assert!(groups.set_forbidden("g", "T", 4).is_some());
+        assert!(groups.set_forbidden("g", "U", 4).is_some());
+        assert!(groups.set_forbidden("g", "T", 0).is_some());
+        assert_eq!(
+            (groups.forbidden("g", "T"), groups.forbidden("g", "U")),
+            (0, 4)
+        );
+        assert!(groups.set_forbidden("g", "T", 0).is_none());
+    }
+}

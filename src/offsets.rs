@@ -397,3 +397,108 @@ fn parse_delay(bytes: &[u8]) -> Result<DelayFile, String> {
         numbers(table),
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(dir: &tempfile::TempDir, file: File, text: &[u8]) -> Arc<Persist> {
+        let persist = Arc::new(Persist::new(dir.path()));
+        crate::persist::replace_file(&persist.path(file), text).expect("state file");
+        persist
+    }
+
+    fn empty(dir: &tempfile::TempDir) -> ConsumerOffsets {
+        ConsumerOffsets::load(Arc::new(Persist::new(dir.path()))).expect("load")
+    }
+
+    #[test]
+    fn apaches_offset_files_are_written_back_byte_for_byte() {
+        let files: [&[u8]; 3] = [
+            include_bytes!("../tests/golden/state/4.9.7/consumerOffset.json"),
+            include_bytes!("../tests/golden/state/4.9.7/consumerOffset-retry.json"),
+            include_bytes!("../tests/golden/state/5.3.3/consumerOffset.json"),
+        ];
+        for text in files {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let persist = write(&dir, File::ConsumerOffsets, text);
+            let offsets = ConsumerOffsets::load(persist).expect("load");
+            assert_eq!(offsets.text(), String::from_utf8_lossy(text));
+        }
+    }
+
+    #[test]
+    fn apaches_delay_files_are_written_back_byte_for_byte() {
+        let files: [&[u8]; 3] = [
+            include_bytes!("../tests/golden/state/4.9.7/delayOffset.json"),
+            include_bytes!("../tests/golden/state/5.3.3/delayOffset.json"),
+            include_bytes!("../tests/golden/state/5.3.3/delayOffset-delay.json"),
+        ];
+        for text in files {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let offsets = DelayOffsets::load(write(&dir, File::DelayOffsets, text)).expect("load");
+            assert_eq!(offsets.text(), String::from_utf8_lossy(text));
+        }
+    }
+
+    #[test]
+    fn a_commit_is_read_back_and_asks_for_one_write() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let offsets = empty(&dir);
+        assert_eq!(offsets.query("g", "T", 0), None);
+        assert!(offsets.save_if_changed().is_none());
+        assert!(offsets.commit("g", "T", 0, 7) && offsets.commit("g", "T", 0, 5));
+        assert_eq!(offsets.query("g", "T", 0), Some(5));
+        assert!(offsets.save_if_changed().is_some());
+        assert!(offsets.save_if_changed().is_none());
+        assert_eq!(
+            offsets.topics_of("g").into_iter().collect::<Vec<_>>(),
+            ["T"]
+        );
+        assert_eq!(
+            offsets.groups_of("T").into_iter().collect::<Vec<_>>(),
+            ["g"]
+        );
+        offsets.remove_topic("T");
+        assert_eq!(offsets.query("g", "T", 0), None);
+    }
+
+    #[test]
+    fn queue_ids_of_clients_cannot_fill_the_memory() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let offsets = empty(&dir);
+        let stored = (0..70_000)
+            .filter(|queue| offsets.commit("g", "T", *queue, 1))
+            .count();
+        assert_eq!(stored, QUEUES_MAX);
+        assert!(offsets.commit("g", "T", 0, 2), "known queues go on");
+    }
+
+    #[test]
+    fn a_reset_is_taken_once() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let offsets = empty(&dir);
+        assert!(offsets.assign_reset("g", "T", 1, 42));
+        assert!(offsets.has_reset("g", "T", 1) && !offsets.has_reset("g", "T", 0));
+        assert_eq!(offsets.take_reset("g", "T", 1), Some(42));
+        assert_eq!(offsets.take_reset("g", "T", 1), None);
+        assert_eq!(offsets.query("g", "T", 1), Some(42));
+    }
+
+    #[test]
+    fn commits_from_many_threads_are_all_kept() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let offsets = empty(&dir);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let offsets = &offsets;
+                scope.spawn(move || {
+                    for queue in 0..500 {
+                        offsets.commit("g", "T", thread * 500 + queue, i64::from(queue));
+                    }
+                });
+            }
+        });
+        assert_eq!(offsets.table("g", "T").len(), 2000);
+    }
+}

@@ -539,3 +539,161 @@ fn parse(bytes: &[u8]) -> Result<Loaded, String> {
         topics,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V4: &[u8] = include_bytes!("../tests/golden/state/4.9.7/topics.json");
+    const V5: &[u8] = include_bytes!("../tests/golden/state/5.3.3/topics.json");
+
+    /// What the recorded brokers ran with.
+    fn system() -> SystemTopics {
+        SystemTopics {
+            cluster: "DefaultCluster".into(),
+            broker: "broker-a".into(),
+            auto_create: true,
+            default_queues: 8,
+            cluster_topic: true,
+            broker_topic: true,
+            trace_topic: None,
+            delay_levels: 18,
+            revive_queues: 8,
+            timer: false,
+        }
+    }
+
+    fn topics(dir: &tempfile::TempDir, text: &[u8]) -> Topics {
+        let persist = Arc::new(Persist::new(dir.path()));
+        let path = persist.path(File::Topics);
+        crate::persist::replace_file(&path, text).expect("state file");
+        Topics::load(persist, &system()).expect("load")
+    }
+
+    fn empty(dir: &tempfile::TempDir) -> Topics {
+        Topics::load(Arc::new(Persist::new(dir.path())), &system()).expect("load")
+    }
+
+    #[test]
+    fn apaches_files_are_written_back_byte_for_byte() {
+        for text in [V4, V5] {
+            let loaded = parse(text).expect("parse");
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let topics = topics(&dir, text);
+            let count = loaded.topics.len();
+            let (version, all) = topics.snapshot();
+            assert_eq!(&all[..count], &loaded.topics[..]);
+            if all.len() == count {
+                assert_eq!(version, loaded.version);
+                assert_eq!(topics.text(), String::from_utf8_lossy(text));
+            } else {
+                // 4.9 lacks system topics of 5.x: they are appended, in 4.9's shape.
+                let text = String::from_utf8_lossy(text);
+                let table = text.find("topicConfigTable").expect("table");
+                let kept = &text[table..text.len() - "\n\t}\n}".len()];
+                assert!(topics.text().contains(kept));
+                assert!(!topics.text().contains("attributes"));
+            }
+        }
+    }
+
+    #[test]
+    fn the_system_topics_exist_from_the_first_start() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let topics = empty(&dir);
+        let get = |name: &str| topics.get(name).expect("system topic").config.clone();
+        assert_eq!((get("TBW102").perm, get("TBW102").write_queues), (7, 8));
+        assert_eq!(get("SCHEDULE_TOPIC_XXXX").read_queues, 18);
+        assert_eq!(
+            (
+                get("DefaultCluster").perm,
+                get("DefaultCluster").read_queues
+            ),
+            (7, 16)
+        );
+        assert_eq!(get("broker-a").perm, 7);
+        assert_eq!(get("BenchmarkTest").read_queues, 1024);
+        assert_eq!(get("rmq_sys_SYNC_BROKER_MEMBER_broker-a").perm, 1);
+        assert!(topics.get("RMQ_SYS_TRACE_TOPIC").is_none());
+    }
+
+    #[test]
+    fn a_topic_is_made_from_its_template() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let topics = empty(&dir);
+        let made = topics.auto_create("T", "TBW102", 4, 0, true);
+        let AutoCreate::Created(topic, ticket) = made else {
+            panic!("not created")
+        };
+        assert_eq!((topic.config.read_queues, topic.config.perm), (4, 6));
+        assert_eq!(topic.ticket(), Some(ticket));
+        assert!(matches!(
+            topics.auto_create("T", "TBW102", 4, 0, true),
+            AutoCreate::Existing(_)
+        ));
+        let refused = |template, enabled| {
+            matches!(
+                topics.auto_create("U", template, 4, 0, enabled),
+                AutoCreate::Refused(_)
+            )
+        };
+        assert!(refused("TBW102", false));
+        assert!(refused("T", true), "a topic without INHERIT is no template");
+        assert!(refused("nothing", true));
+        let made = topics.auto_create("U", "DefaultCluster", 100, 0, false);
+        let AutoCreate::Created(topic, _) = made else {
+            panic!("not created")
+        };
+        assert_eq!(topic.config.write_queues, 16);
+    }
+
+    #[test]
+    fn an_update_that_changes_nothing_waits_for_nothing() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let topics = empty(&dir);
+        let before = topics.data_version().counter;
+        let config = TopicConfig::new("T", 2, 6);
+        assert!(topics.create_or_update(config.clone()).is_some());
+        assert_eq!(topics.data_version().counter, before + 1);
+        assert_eq!(
+            topics.create_or_update(config),
+            topics.get("T").and_then(|t| t.ticket()),
+            "the first creation is not durable yet"
+        );
+        assert_eq!(topics.data_version().counter, before + 1);
+        assert!(topics.remove("T").is_some());
+        assert!(topics.get("T").is_none() && topics.remove("T").is_none());
+    }
+
+    #[test]
+    fn a_huge_queue_count_costs_no_memory() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let topics = empty(&dir);
+        topics.create_or_update(TopicConfig::new("Huge", i32::MAX, 6));
+        topics.create_or_update(TopicConfig::new("Negative", -5, 6));
+        assert_eq!(
+            topics.get("Huge").expect("topic").queues.len(),
+            CACHED_QUEUES as usize
+        );
+        assert_eq!(topics.get("Negative").expect("topic").queues.len(), 0);
+    }
+
+    #[test]
+    fn the_listener_hears_of_every_change() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let topics = empty(&dir);
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&heard);
+        topics.set_listener(Box::new(move |change| {
+            let line = match change {
+                TopicChange::Updated(config) => format!("+{}", config.name),
+                TopicChange::Removed(name) => format!("-{name}"),
+            };
+            log.lock().expect("log").push(line);
+        }));
+        topics.create_or_update(TopicConfig::new("T", 2, 6));
+        topics.create_if_absent(TopicConfig::new("T", 4, 6));
+        topics.remove("T");
+        assert_eq!(*heard.lock().expect("log"), ["+T", "-T"]);
+    }
+}
