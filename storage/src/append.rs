@@ -1,1 +1,223 @@
-//! append
+//! From a producer's ring into the tail, and from a completed write back to the producer.
+//!
+//! What must always hold: a record is patched with its final offsets and store time before anyone can see it;
+//! pushes are answered in log order; a record is handed to the dispatcher before its producer hears of it,
+//! and never twice.
+
+use std::collections::VecDeque;
+
+use crate::append_queue::{AppendFailure, AppendResult, Appended, Entry, PortEnd};
+use crate::dispatch::{DispatchItem, DispatchSender, NO_QUEUE};
+use crate::format::message::{
+    PHYSICAL_OFFSET_AT, QUEUE_OFFSET_AT, STORE_TIMESTAMP_AT, STORE_TIMESTAMP_AT_V6, SYS_FLAG_AT,
+    sys_flag,
+};
+use crate::tail::TailWriter;
+
+/// Smallest record, in bytes: what is read of every record must lie within it.
+const SMALLEST_RECORD: u32 = 91;
+
+/// What the writer assigns to an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Log offset of the first byte.
+    pub offset: u64,
+    /// Queue offset of the first record.
+    pub queue_offset: i64,
+    /// Store time of all records, in milliseconds.
+    pub store_timestamp: i64,
+}
+
+/// Copies an entry into reserved room of the tail and patches its records; returns the log offset after it.
+pub(crate) fn stage(tail: &mut TailWriter, port: &mut PortEnd, entry: &Entry, place: Place) -> u64 {
+    port.take(entry, |first, second| {
+        tail.write(place.offset, first);
+        tail.write(place.offset + first.len() as u64, second);
+    });
+    let end = place.offset + u64::from(entry.len);
+    let mut at = place.offset;
+    let mut queue_offset = place.queue_offset;
+    for _ in 0..entry.records {
+        let size = record_size(tail, at);
+        assert!(
+            size >= SMALLEST_RECORD && at + u64::from(size) <= end,
+            "an entry with a record of {size} bytes at {at}, ending at {end}"
+        );
+        patch(tail, at, queue_offset, place.store_timestamp);
+        at += u64::from(size);
+        if entry.assign_offset {
+            queue_offset += 1;
+        }
+    }
+    assert_eq!(at, end, "the records of an entry do not fill it");
+    end
+}
+
+fn patch(tail: &mut TailWriter, at: u64, queue_offset: i64, store_timestamp: i64) {
+    tail.write(at + QUEUE_OFFSET_AT as u64, &queue_offset.to_be_bytes());
+    tail.write(at + PHYSICAL_OFFSET_AT as u64, &at.to_be_bytes());
+    let mut flags = [0; 4];
+    tail.read(at + SYS_FLAG_AT as u64, &mut flags);
+    let v6 = i32::from_be_bytes(flags) & sys_flag::BORN_HOST_V6 != 0;
+    let position = if v6 {
+        STORE_TIMESTAMP_AT_V6
+    } else {
+        STORE_TIMESTAMP_AT
+    };
+    tail.write(at + position as u64, &store_timestamp.to_be_bytes());
+}
+
+fn record_size(tail: &TailWriter, at: u64) -> u32 {
+    let mut size = [0; 4];
+    tail.read(at, &mut size);
+    u32::from_be_bytes(size)
+}
+
+/// An entry that was taken from its port and waits for its answer.
+#[derive(Debug)]
+struct Waiting {
+    port: usize,
+    entry: Entry,
+    place: Place,
+    /// Log offset after the entry; for one that was refused, where the log stood.
+    end: u64,
+    refused: Option<AppendFailure>,
+    /// Records handed to the dispatcher, and the log offset after them.
+    dispatched: u32,
+    dispatched_to: u64,
+}
+
+/// All entries that wait for their answers, in log order.
+pub(crate) struct Unanswered {
+    waiting: VecDeque<Waiting>,
+    answered_ports: Vec<bool>,
+}
+
+impl Unanswered {
+    /// Room for `capacity` entries of `ports` ports, so that waiting allocates nothing.
+    pub fn new(ports: usize, capacity: usize) -> Unanswered {
+        let waiting = VecDeque::with_capacity(capacity);
+        Unanswered {
+            waiting,
+            answered_ports: vec![false; ports],
+        }
+    }
+
+    /// Whether everybody was answered.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// A staged entry.
+    pub fn staged(&mut self, port: usize, entry: Entry, place: Place, end: u64) {
+        self.push(port, entry, place, end, None);
+    }
+
+    /// An entry that was refused while the log stood at `place`: answered after those before it.
+    pub fn refused(&mut self, port: usize, entry: Entry, log_end: u64, why: AppendFailure) {
+        let place = Place {
+            offset: log_end,
+            queue_offset: 0,
+            store_timestamp: 0,
+        };
+        self.push(port, entry, place, log_end, Some(why));
+    }
+
+    fn push(
+        &mut self,
+        port: usize,
+        entry: Entry,
+        place: Place,
+        end: u64,
+        refused: Option<AppendFailure>,
+    ) {
+        self.waiting.push_back(Waiting {
+            port,
+            entry,
+            place,
+            end,
+            refused,
+            dispatched: 0,
+            dispatched_to: place.offset,
+        });
+    }
+
+    /// Answers, in order, everything up to log offset `acknowledged`, and what was refused; with `latched`
+    /// the rest too, as failed. False if the dispatcher's queue filled up: call again.
+    pub fn answer(
+        &mut self,
+        acknowledged: u64,
+        latched: Option<&AppendFailure>,
+        tail: &TailWriter,
+        dispatcher: &mut DispatchSender,
+        ports: &mut [PortEnd],
+    ) -> bool {
+        while let Some(front) = self.waiting.front_mut() {
+            let outcome = if let Some(why) = front.refused.take() {
+                if front.end > acknowledged && latched.is_none() {
+                    front.refused = Some(why);
+                    return true;
+                }
+                Err(why)
+            } else if front.end <= acknowledged {
+                if !dispatch(front, tail, dispatcher) {
+                    return false;
+                }
+                Ok(Appended {
+                    physical_offset: front.place.offset,
+                    queue_offset: front.place.queue_offset,
+                    store_timestamp: front.place.store_timestamp,
+                    end: front.end,
+                })
+            } else if let Some(why) = latched {
+                Err(why.clone())
+            } else {
+                return true;
+            };
+            ports[front.port].answer(AppendResult {
+                token: front.entry.token,
+                outcome,
+            });
+            self.answered_ports[front.port] = true;
+            self.waiting.pop_front();
+        }
+        true
+    }
+
+    /// Calls `wake` for every port answered since the last call.
+    pub fn wake_answered(&mut self, wake: &mut dyn FnMut(usize)) {
+        for (port, answered) in self.answered_ports.iter_mut().enumerate() {
+            if std::mem::take(answered) {
+                wake(port);
+            }
+        }
+    }
+}
+
+/// Hands an entry's records to the dispatcher; false if its queue filled up on the way.
+fn dispatch(waiting: &mut Waiting, tail: &TailWriter, dispatcher: &mut DispatchSender) -> bool {
+    while waiting.dispatched < waiting.entry.records {
+        let size = record_size(tail, waiting.dispatched_to);
+        let assigned = waiting.entry.assign_offset;
+        let item = DispatchItem {
+            physical_offset: waiting.dispatched_to,
+            size,
+            slot: if assigned {
+                waiting.entry.slot
+            } else {
+                NO_QUEUE
+            },
+            queue_offset: waiting.place.queue_offset + i64::from(waiting.dispatched),
+        };
+        if dispatcher.push(item).is_err() {
+            return false;
+        }
+        waiting.dispatched += 1;
+        waiting.dispatched_to += u64::from(size);
+    }
+    assert_eq!(
+        waiting.dispatched_to, waiting.end,
+        "a record changed its size while it waited"
+    );
+    true
+}

@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use thiserror::Error;
 
+use crate::format::batch::{BatchError, encode_batch, measure_batch};
+use crate::format::message::{EncodeError, MessageParts, encode_into, encoded_len, sys_flag};
+
 /// Bytes in front of every entry in a ring.
 const HEADER: usize = 24;
 /// Header flag: the writer assigns a queue offset and advances the queue.
@@ -32,6 +35,12 @@ pub enum PushError {
         /// Largest size that is stored, in bytes.
         limit: usize,
     },
+    /// The message cannot be a record.
+    #[error(transparent)]
+    Message(#[from] EncodeError),
+    /// The batch cannot be records.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
     /// The writer has ended.
     #[error("the store is closed")]
     Closed,
@@ -172,6 +181,53 @@ pub(crate) fn port(limits: PortLimits, bell: Arc<Doorbell>) -> (AppendPort, Port
 }
 
 impl AppendPort {
+    /// Takes one message for the queue with this slot. `token` comes back with the result.
+    pub fn push_to_slot(
+        &mut self,
+        token: u64,
+        slot: u32,
+        message: &MessageParts<'_>,
+    ) -> Result<(), PushError> {
+        let entry = Entry {
+            len: entry_len(encoded_len(message)?, self.limits.record_bytes)?,
+            records: 1,
+            token,
+            slot,
+            assign_offset: has_queue_offset(message.sys_flag),
+        };
+        let mut encoded = Ok(());
+        self.push_encoded(entry, |place| encoded = encode_into(message, place))?;
+        // Measuring has checked everything that encoding checks.
+        encoded.expect("a measured message is encoded");
+        Ok(())
+    }
+
+    /// Takes a client's batch (the body of `parts`) for the queue with this slot: all of its messages or none.
+    /// `sizes` receives the sizes of the records, which lie one after the other from the result's
+    /// `physical_offset` on. One result comes back.
+    pub fn push_batch_to_slot(
+        &mut self,
+        token: u64,
+        slot: u32,
+        parts: &MessageParts<'_>,
+        sizes: &mut Vec<u32>,
+    ) -> Result<(), PushError> {
+        sizes.clear();
+        let len = measure_batch(parts, sizes)?;
+        let entry = Entry {
+            len: entry_len(len, self.limits.record_bytes)?,
+            records: sizes.len() as u32,
+            token,
+            slot,
+            assign_offset: has_queue_offset(parts.sys_flag),
+        };
+        let mut encoded = Ok(());
+        self.push_encoded(entry, |place| encoded = encode_batch(parts, place))?;
+        // Measuring has checked everything that encoding checks.
+        encoded.expect("a measured batch is encoded");
+        Ok(())
+    }
+
     /// Takes an entry of `len` encoded bytes holding `records` records, written by `encode` into the ring.
     pub(crate) fn push_encoded(
         &mut self,
@@ -242,6 +298,17 @@ impl AppendPort {
     pub fn is_abandoned(&self) -> bool {
         self.results.is_abandoned()
     }
+}
+
+/// Prepared and rollback records get queue offset 0 and do not advance their queue.
+fn has_queue_offset(flags: i32) -> bool {
+    let kind = flags & sys_flag::TRANSACTION;
+    kind != sys_flag::PREPARED && kind != sys_flag::ROLLBACK
+}
+
+fn entry_len(size: usize, limit: usize) -> Result<u32, PushError> {
+    let within = u32::try_from(size).ok().filter(|_| size <= limit);
+    within.ok_or(PushError::TooLarge { size, limit })
 }
 
 /// What stands in front of an entry's bytes.

@@ -1,1 +1,464 @@
-//! preparer
+//! The preparer: keeps a finished log file ready, so that the writer never waits for one, and removes expired
+//! ones off the writer's thread.
+//!
+//! The spare has no name until the log is about to need it. If a burst outruns the preparation, the writer
+//! gets the file as far as it is zeroed and zeroes on by itself: slower, but no stall.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::append_queue::Doorbell;
+use crate::disk::ZERO_BYTES;
+use crate::disk::aligned::AlignedMemory;
+use crate::segments::{Segment, Segments, is_no_space, sync_dir};
+use crate::watermarks::Watermarks;
+use crate::writer::{LogFile, LogFiles, NextFile, ZERO_AHEAD};
+
+/// Least pace of zeroing, in bytes per second.
+const PACE: u64 = 200_000_000;
+/// How long to wait before trying again when a file could not be made.
+const RETRY: Duration = Duration::from_secs(1);
+/// How often the append rate is measured.
+const MEASURE: Duration = Duration::from_millis(100);
+/// Politeness of the preparer's thread.
+const NICE: i32 = 10;
+
+/// What the writer and the preparer share.
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// The file the writer asked for.
+    wanted: Option<u64>,
+    /// The writer waits for it.
+    urgent: bool,
+    /// The file asked for, named.
+    ready: Option<Segment>,
+    /// Why there is none: no room on the disk.
+    no_space: bool,
+    removals: VecDeque<PathBuf>,
+    stopping: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The preparer's thread and how to talk to it.
+pub(crate) struct Preparer {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The writer's way to its next file.
+pub(crate) struct PreparedFiles {
+    shared: Arc<Shared>,
+    /// What was asked for last, so that asking again costs nothing.
+    asked: Option<(u64, bool)>,
+}
+
+/// Makes the first file of an empty log, zeroed far enough to serve: before anything waits for it.
+pub(crate) fn first_file(segments: &Segments, base: u64) -> io::Result<Segment> {
+    let mut segment = segments.create(base)?;
+    let mut zeros = AlignedMemory::new(ZERO_BYTES)?;
+    while segment.zeroed_to < segments.file_size.min(ZERO_AHEAD) {
+        segments.zero_piece(&mut segment, &mut zeros)?;
+    }
+    segments.publish(&segment)?;
+    Ok(segment)
+}
+
+impl Preparer {
+    /// Starts the thread; `next_base` is the file after the active one, `bell` wakes the writer.
+    pub fn start(
+        segments: Segments,
+        next_base: u64,
+        marks: Arc<Watermarks>,
+        bell: Arc<Doorbell>,
+    ) -> io::Result<(Preparer, PreparedFiles)> {
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State::default()),
+            changed: Condvar::new(),
+        });
+        let zeros = AlignedMemory::new(ZERO_BYTES)?;
+        let work = Work {
+            segments,
+            shared: Arc::clone(&shared),
+            marks,
+            bell,
+            zeros,
+            next_base,
+            spare: None,
+            retry_at: None,
+            pace: Pace::new(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("preparer".into())
+            .spawn(move || work.run())?;
+        let files = PreparedFiles {
+            shared: Arc::clone(&shared),
+            asked: None,
+        };
+        Ok((
+            Preparer {
+                shared,
+                thread: Some(thread),
+            },
+            files,
+        ))
+    }
+
+    /// Has an expired file removed, in the background.
+    pub fn remove(&self, path: PathBuf) {
+        self.shared.lock().removals.push_back(path);
+        self.shared.changed.notify_one();
+    }
+
+    /// Ends the thread; removals asked for before are done.
+    pub fn stop(&mut self) {
+        self.shared.lock().stopping = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A panic was reported by the thread itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Preparer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl LogFiles for PreparedFiles {
+    type File = File;
+
+    fn want(&mut self, base: u64, urgent: bool) {
+        if self.asked == Some((base, urgent)) || self.asked == Some((base, true)) {
+            return;
+        }
+        self.asked = Some((base, urgent));
+        let mut state = self.shared.lock();
+        state.wanted = Some(base);
+        state.urgent = urgent;
+        self.shared.changed.notify_one();
+    }
+
+    fn take(&mut self, base: u64) -> NextFile<File> {
+        self.want(base, false);
+        let mut state = self.shared.lock();
+        match state.ready.take_if(|segment| segment.base == base) {
+            Some(segment) => {
+                let Segment {
+                    file,
+                    base,
+                    zeroed_to,
+                    ..
+                } = segment;
+                NextFile::Ready(LogFile {
+                    file,
+                    base,
+                    zeroed_to,
+                })
+            }
+            None if state.no_space => NextFile::NoSpace,
+            None => NextFile::NotYet,
+        }
+    }
+
+    fn sealed(&mut self, _base: u64) {}
+}
+
+/// The thread's own things.
+struct Work {
+    segments: Segments,
+    shared: Arc<Shared>,
+    marks: Arc<Watermarks>,
+    bell: Arc<Doorbell>,
+    zeros: AlignedMemory,
+    next_base: u64,
+    spare: Option<Segment>,
+    /// When to try again after a failure.
+    retry_at: Option<Instant>,
+    pace: Pace,
+}
+
+impl Work {
+    fn run(mut self) {
+        be_polite(NICE);
+        loop {
+            let (wanted, urgent, removal) = {
+                let mut state = self.shared.lock();
+                let removal = state.removals.pop_front();
+                if state.stopping && removal.is_none() {
+                    return;
+                }
+                (state.wanted, state.urgent, removal)
+            };
+            if let Some(path) = removal {
+                remove(&path);
+                continue;
+            }
+            let pause = match self.step(wanted, urgent) {
+                Ok(pause) => pause,
+                Err(error) => self.failed(&error),
+            };
+            self.pause(pause, wanted, urgent);
+        }
+    }
+
+    /// Does the next piece of work; says how long to rest, `None` for until something changes.
+    fn step(&mut self, wanted: Option<u64>, urgent: bool) -> io::Result<Option<Duration>> {
+        if let Some(retry_at) = self.retry_at {
+            let rest = retry_at.saturating_duration_since(Instant::now());
+            if !rest.is_zero() {
+                return Ok(Some(rest));
+            }
+            self.retry_at = None;
+        }
+        let wanted = wanted.filter(|&base| base >= self.next_base);
+        if let Some(base) = wanted
+            && base != self.next_base
+        {
+            self.next_base = base;
+            self.spare = None;
+        }
+        let segment = match &mut self.spare {
+            Some(segment) => segment,
+            None => {
+                let created = self.segments.create(self.next_base)?;
+                self.shared.lock().no_space = false;
+                self.spare.insert(created)
+            }
+        };
+        let finished = segment.zeroed_to == self.segments.file_size;
+        if wanted.is_some() && (finished || urgent) {
+            self.hand_over()?;
+            return Ok(Some(Duration::ZERO));
+        }
+        if finished {
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let from = segment.zeroed_to;
+        self.segments.zero_piece(segment, &mut self.zeros)?;
+        if segment.zeroed_to == self.segments.file_size {
+            segment.file.sync_all()?;
+        }
+        let zeroed = segment.zeroed_to - from;
+        let position = self.marks.appended() % self.segments.file_size;
+        if wanted.is_some() || position > self.segments.file_size / 2 {
+            be_polite(0);
+            return Ok(Some(Duration::ZERO));
+        }
+        Ok(Some(self.pace.rest(
+            zeroed,
+            started.elapsed(),
+            self.marks.appended(),
+        )))
+    }
+
+    /// Names the spare and gives it to the writer.
+    fn hand_over(&mut self) -> io::Result<()> {
+        let Some(segment) = self.spare.take() else {
+            return Ok(());
+        };
+        if let Err(error) = self.segments.publish(&segment) {
+            self.spare = Some(segment);
+            return Err(error);
+        }
+        self.next_base = segment.base + self.segments.file_size;
+        let mut state = self.shared.lock();
+        state.ready = Some(segment);
+        state.wanted = None;
+        state.urgent = false;
+        drop(state);
+        self.bell.ring();
+        be_polite(NICE);
+        Ok(())
+    }
+
+    fn failed(&mut self, error: &io::Error) -> Option<Duration> {
+        let next = self.segments.path(self.next_base);
+        let no_space = is_no_space(error);
+        let mut state = self.shared.lock();
+        if !(no_space && state.no_space) {
+            tracing::error!("cannot prepare the log file {}: {error}", next.display());
+        }
+        // Whatever the reason, sends are refused while there is no next file, and taken again once there is.
+        state.no_space = true;
+        drop(state);
+        self.spare = None;
+        self.retry_at = Some(Instant::now() + RETRY);
+        self.bell.ring();
+        Some(RETRY)
+    }
+
+    fn pause(&self, pause: Option<Duration>, wanted: Option<u64>, urgent: bool) {
+        let state = self.shared.lock();
+        let unchanged = |state: &mut State| {
+            !state.stopping
+                && state.removals.is_empty()
+                && (state.wanted, state.urgent) == (wanted, urgent)
+        };
+        // Waiting gives the lock back also if it is poisoned: the state is plain values.
+        match pause {
+            Some(pause) if pause.is_zero() => {}
+            Some(pause) => {
+                drop(
+                    self.shared
+                        .changed
+                        .wait_timeout_while(state, pause, unchanged),
+                );
+            }
+            None => drop(self.shared.changed.wait_while(state, unchanged)),
+        }
+    }
+}
+
+/// How fast to zero: not so fast that it disturbs, not so slow that the log arrives first.
+struct Pace {
+    measured_at: Instant,
+    appended: u64,
+    rate: u64,
+}
+
+impl Pace {
+    fn new() -> Pace {
+        Pace {
+            measured_at: Instant::now(),
+            appended: 0,
+            rate: PACE,
+        }
+    }
+
+    /// Rest after zeroing `zeroed` bytes in `took`, with the log at `appended`.
+    fn rest(&mut self, zeroed: u64, took: Duration, appended: u64) -> Duration {
+        let since = self.measured_at.elapsed();
+        if since >= MEASURE {
+            let bytes = appended.saturating_sub(self.appended) as f64;
+            let per_second = bytes * 1.5 / since.as_secs_f64();
+            self.rate = if self.appended == 0 {
+                PACE
+            } else {
+                PACE.max(per_second as u64)
+            };
+            self.measured_at = Instant::now();
+            self.appended = appended;
+        }
+        let due = Duration::from_secs_f64(zeroed as f64 / self.rate as f64);
+        due.saturating_sub(took)
+    }
+}
+
+/// Sets the priority of this thread; going back up needs a privilege, and without it the thread stays low.
+fn be_polite(nice: i32) {
+    let thread = rustix::thread::gettid();
+    let _ = rustix::process::setpriority_process(Some(thread), nice);
+}
+
+fn remove(path: &std::path::Path) {
+    let removed = std::fs::remove_file(path).and_then(|()| path.parent().map_or(Ok(()), sync_dir));
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(
+                "cannot remove the expired log file {}: {error}",
+                path.display()
+            );
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::FlushMode;
+
+    const SIZE: u64 = 1 << 20;
+
+    fn start(dir: &std::path::Path) -> (Preparer, PreparedFiles) {
+        let segments = Segments {
+            dir: dir.to_path_buf(),
+            file_size: SIZE,
+            direct: true,
+            prepare: true,
+        };
+        let marks = Arc::new(Watermarks::new(FlushMode::Sync, 0));
+        let bell = Arc::new(Doorbell::new().expect("eventfd"));
+        Preparer::start(segments, SIZE, marks, bell).expect("start")
+    }
+
+    fn take(files: &mut PreparedFiles, base: u64, urgent: bool) -> LogFile<File> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < deadline {
+            if let NextFile::Ready(file) = files.take(base) {
+                return file;
+            }
+            files.want(base, urgent);
+            std::thread::yield_now();
+        }
+        panic!("no file within 20 s");
+    }
+
+    #[test]
+    fn the_spare_has_no_name_until_it_is_wanted() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let (_preparer, mut files) = start(dir.path());
+        assert_eq!(std::fs::read_dir(dir.path()).expect("list").count(), 0);
+        for base in [SIZE, 2 * SIZE, 3 * SIZE] {
+            let file = take(&mut files, base, base == 3 * SIZE);
+            assert_eq!(file.base, base);
+            assert!(base == 3 * SIZE || file.zeroed_to == SIZE);
+        }
+        let mut names: Vec<_> = std::fs::read_dir(dir.path())
+            .expect("list")
+            .map(|entry| {
+                entry
+                    .expect("entry")
+                    .file_name()
+                    .into_string()
+                    .expect("name")
+            })
+            .collect();
+        names.sort();
+        let expected = [SIZE, 2 * SIZE, 3 * SIZE].map(crate::segments::file_name);
+        assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn removals_asked_for_are_done_before_the_end() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let (mut preparer, _files) = start(dir.path());
+        let path = dir.path().join("00000000000000000000");
+        std::fs::write(&path, b"old").expect("write");
+        preparer.remove(path.clone());
+        preparer.stop();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_missing_directory_refuses_and_heals() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let log = dir.path().join("commitlog");
+        let (_preparer, mut files) = start(&log);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !matches!(files.take(SIZE), NextFile::NoSpace) {
+            assert!(Instant::now() < deadline, "never refused");
+            std::thread::yield_now();
+        }
+        std::fs::create_dir(&log).expect("directory");
+        assert_eq!(take(&mut files, SIZE, false).base, SIZE);
+    }
+}

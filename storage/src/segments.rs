@@ -1,1 +1,258 @@
-//! segments
+//! The commit log's files: names, creation, and opening the one the log goes on in.
+//!
+//! What must always hold: a file has its full size and its extents durably before it gets its name, and no
+//! file under the log's directory ever holds bytes of another position.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, SeekFrom};
+
+use crate::disk::ZERO_BYTES;
+use crate::disk::aligned::AlignedMemory;
+
+/// `FALLOC_FL_WRITE_ZEROES`: zeroes without transferring the zeros, where the device can (Linux 6.17).
+const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
+
+/// How log files are made.
+#[derive(Clone, Debug)]
+pub(crate) struct Segments {
+    /// Directory of the log.
+    pub dir: PathBuf,
+    /// Size of a file, in bytes.
+    pub file_size: u64,
+    /// Whether files are written past the page cache.
+    pub direct: bool,
+    /// Whether files are allocated and zeroed; if not they are sparse.
+    pub prepare: bool,
+}
+
+/// A file of full size that may have no name yet.
+pub(crate) struct Segment {
+    /// The file, opened for writing.
+    pub file: File,
+    /// Log offset of its first byte.
+    pub base: u64,
+    /// Position up to which its blocks were written once, in bytes.
+    pub zeroed_to: u64,
+    /// Where it stands until it gets its name; `None` if it has no name at all.
+    placed_at: Option<PathBuf>,
+}
+
+/// Name of the file whose first byte has log offset `base`.
+pub(crate) fn file_name(base: u64) -> String {
+    format!("{base:020}")
+}
+
+/// The directory beside the log's for files that cannot be unnamed; made if missing.
+pub(crate) fn sibling_dir(dir: &Path) -> io::Result<PathBuf> {
+    let path = sibling_path(dir);
+    std::fs::create_dir_all(&path)?;
+    Ok(path)
+}
+
+fn sibling_path(dir: &Path) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".saturnmq-preparing-");
+    name.push(dir.file_name().unwrap_or_default());
+    dir.with_file_name(name)
+}
+
+impl Segments {
+    /// Path of the file with this base.
+    pub fn path(&self, base: u64) -> PathBuf {
+        self.dir.join(file_name(base))
+    }
+
+    /// Removes what an interrupted preparation left beside the log.
+    pub fn remove_leftovers(&self) -> io::Result<()> {
+        match std::fs::remove_dir_all(sibling_path(&self.dir)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn flags(&self) -> OFlags {
+        let direct = if self.direct {
+            OFlags::DIRECT
+        } else {
+            OFlags::empty()
+        };
+        OFlags::RDWR | OFlags::CLOEXEC | direct
+    }
+
+    /// A file of full size, allocated but not zeroed, without a name in the log's directory.
+    pub fn create(&self, base: u64) -> io::Result<Segment> {
+        let mode = Mode::from_raw_mode(0o644);
+        let unnamed = rustix::fs::open(&self.dir, self.flags() | OFlags::TMPFILE, mode);
+        let (file, placed_at) = match unnamed {
+            Ok(file) => (File::from(file), None),
+            Err(error) if error == rustix::io::Errno::NOSPC => return Err(error.into()),
+            Err(_) => {
+                let path = sibling_dir(&self.dir)?.join(file_name(base));
+                let flags = self.flags() | OFlags::CREATE | OFlags::TRUNC;
+                (
+                    File::from(rustix::fs::open(&path, flags, mode)?),
+                    Some(path),
+                )
+            }
+        };
+        let mut segment = Segment {
+            file,
+            base,
+            zeroed_to: 0,
+            placed_at,
+        };
+        if self.prepare {
+            rustix::fs::fallocate(&segment.file, FallocateFlags::empty(), 0, self.file_size)?;
+        } else {
+            segment.file.set_len(self.file_size)?;
+        }
+        if !self.direct || !self.prepare {
+            // Through the page cache nothing is gained by zeroing.
+            segment.zeroed_to = self.file_size;
+        } else if rustix::fs::fallocate(&segment.file, WRITE_ZEROES, 0, self.file_size).is_ok() {
+            segment.zeroed_to = self.file_size;
+        }
+        Ok(segment)
+    }
+
+    /// Zeroes one more piece of a file.
+    pub fn zero_piece(&self, segment: &mut Segment, zeros: &mut AlignedMemory) -> io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        let rest = self.file_size - segment.zeroed_to;
+        let len = rest.min(ZERO_BYTES as u64) as usize;
+        segment
+            .file
+            .write_all_at(&zeros.as_mut_slice()[..len], segment.zeroed_to)?;
+        segment.zeroed_to += len as u64;
+        Ok(())
+    }
+
+    /// Makes a file durable and gives it its name, durably. Replaces a file of that name: only a successor
+    /// that was named before a crash and never got a record can stand there.
+    pub fn publish(&self, segment: &Segment) -> io::Result<()> {
+        segment.file.sync_all()?;
+        let path = self.path(segment.base);
+        match std::fs::remove_file(&path) {
+            Ok(()) => tracing::info!("replacing the unused log file {}", path.display()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        if let Some(placed_at) = &segment.placed_at {
+            std::fs::rename(placed_at, &path)?;
+        } else {
+            let descriptor = format!("/proc/self/fd/{}", segment.file.as_raw_fd());
+            rustix::fs::linkat(CWD, descriptor, CWD, &path, AtFlags::SYMLINK_FOLLOW)?;
+        }
+        sync_dir(&self.dir)
+    }
+
+    /// Opens the file with this base to go on at position `from`; `None` if there is none. Allocates what of
+    /// it is sparse, and finds out how far its blocks were written before.
+    pub fn open(&self, base: u64, from: u64) -> io::Result<Option<Segment>> {
+        let opened = rustix::fs::open(self.path(base), self.flags(), Mode::empty());
+        let file = match opened {
+            Ok(file) => File::from(file),
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let size = file.metadata()?.len();
+        if size != self.file_size {
+            return Err(io::Error::other(format!(
+                "it has {size} bytes instead of {}",
+                self.file_size
+            )));
+        }
+        let mut zeroed_to = self.file_size;
+        if self.prepare {
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, self.file_size)?;
+            if self.direct {
+                // Allocated blocks that were never written count as a hole.
+                zeroed_to = rustix::fs::seek(&file, SeekFrom::Hole(from)).unwrap_or(zeroed_to);
+            }
+        }
+        Ok(Some(Segment {
+            file,
+            base,
+            zeroed_to,
+            placed_at: None,
+        }))
+    }
+}
+
+/// Makes the names in a directory durable.
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Whether an error means that there is no room on the disk.
+pub(crate) fn is_no_space(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segments(dir: &Path) -> Segments {
+        Segments {
+            dir: dir.to_path_buf(),
+            file_size: 1 << 20,
+            direct: true,
+            prepare: true,
+        }
+    }
+
+    #[test]
+    fn a_file_has_its_size_before_its_name() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let log = dir.path().join("commitlog");
+        std::fs::create_dir(&log).expect("directory");
+        let segments = segments(&log);
+        let mut segment = segments.create(1 << 20).expect("create");
+        assert_eq!(std::fs::read_dir(&log).expect("list").count(), 0);
+        assert_eq!(segment.file.metadata().expect("size").len(), 1 << 20);
+        let mut zeros = AlignedMemory::new(ZERO_BYTES).expect("memory");
+        while segment.zeroed_to < 1 << 20 {
+            segments.zero_piece(&mut segment, &mut zeros).expect("zero");
+        }
+        segments.publish(&segment).expect("publish");
+        let bytes = std::fs::read(log.join("00000000000001048576")).expect("read");
+        assert!(bytes.len() == 1 << 20 && bytes.iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn a_successor_left_by_a_crash_is_replaced() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let segments = segments(dir.path());
+        std::fs::write(segments.path(0), b"torn").expect("write");
+        let segment = segments.create(0).expect("create");
+        segments.publish(&segment).expect("publish");
+        assert_eq!(
+            std::fs::metadata(segments.path(0)).expect("stat").len(),
+            1 << 20
+        );
+    }
+
+    #[test]
+    fn an_opened_file_tells_how_far_it_was_written() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let segments = segments(dir.path());
+        assert!(segments.open(0, 0).expect("open").is_none());
+        let mut segment = segments.create(0).expect("create");
+        let mut zeros = AlignedMemory::new(ZERO_BYTES).expect("memory");
+        if segment.zeroed_to == 0 {
+            segments.zero_piece(&mut segment, &mut zeros).expect("zero");
+        }
+        segments.publish(&segment).expect("publish");
+        let opened = segments.open(0, 5000).expect("open").expect("exists");
+        assert!(opened.zeroed_to >= ZERO_BYTES as u64);
+        std::fs::write(segments.path(1 << 20), b"short").expect("write");
+        assert!(segments.open(1 << 20, 0).is_err());
+    }
+}

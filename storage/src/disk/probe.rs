@@ -1,0 +1,178 @@
+//! What the log's filesystem can do, found out once at start.
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::io::ReadWriteFlags;
+
+use super::aligned::{ALIGNMENT, AlignedMemory};
+use super::uring;
+use crate::config::DiskEngine;
+use crate::error::FileError;
+
+/// Environment variable that forces a body: `uring`, `blocking` or `buffered`.
+pub const FORCE: &str = "SATURNMQ_DISK";
+
+/// Who performs the requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// io_uring.
+    Uring,
+    /// Blocking `pwritev2` on the writer's thread.
+    Blocking,
+}
+
+/// How the log will be written, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskPlan {
+    /// Who performs the requests.
+    pub engine: Engine,
+    /// Whether writes bypass the page cache.
+    pub direct: bool,
+    /// Unit of writes, in bytes; 1 when they go through the page cache.
+    pub block: u64,
+    /// Why something less than direct io_uring was chosen, as sentences.
+    pub notes: Vec<String>,
+}
+
+impl DiskPlan {
+    /// One line for the banner: `direct io_uring, blocks of 4096 bytes`.
+    pub fn summary(&self) -> String {
+        let engine = match self.engine {
+            Engine::Uring => "io_uring",
+            Engine::Blocking => "blocking pwritev2",
+        };
+        if self.direct {
+            format!("direct {engine}, blocks of {} bytes", self.block)
+        } else {
+            format!("buffered {engine}")
+        }
+    }
+}
+
+/// Looks at the directory the log stands in and chooses. `forced` is the value of [`FORCE`].
+pub fn probe(
+    dir: &Path,
+    file_size: u64,
+    engine: DiskEngine,
+    forced: Option<&str>,
+) -> Result<DiskPlan, FileError> {
+    let mut notes = Vec::new();
+    let wanted = match forced {
+        Some("uring") => DiskEngine::Uring,
+        Some("blocking" | "buffered") => DiskEngine::Blocking,
+        _ => engine,
+    };
+    let engine = match (wanted, uring::available()) {
+        (DiskEngine::Blocking, _) => Engine::Blocking,
+        (_, Ok(())) => Engine::Uring,
+        (DiskEngine::Uring, Err(error)) => {
+            return Err(FileError::at("use io_uring for", dir)(error));
+        }
+        (DiskEngine::Auto, Err(error)) => {
+            notes.push(format!("io_uring is not available here ({error})"));
+            Engine::Blocking
+        }
+    };
+    let direct = if forced == Some("buffered") {
+        Err(format!("{FORCE}=buffered"))
+    } else {
+        direct_block(dir).and_then(|block| {
+            if file_size.is_multiple_of(block) {
+                Ok(block)
+            } else {
+                Err(format!(
+                    "log files of {file_size} bytes are no multiple of {block}"
+                ))
+            }
+        })
+    };
+    match direct {
+        Ok(block) => Ok(DiskPlan {
+            engine,
+            direct: true,
+            block,
+            notes,
+        }),
+        Err(why) => {
+            notes.push(format!("writing through the page cache: {why}"));
+            // Buffered io_uring writes are punted to worker threads: nothing is gained by the ring.
+            Ok(DiskPlan {
+                engine: Engine::Blocking,
+                direct: false,
+                block: 1,
+                notes,
+            })
+        }
+    }
+}
+
+/// The unit of direct writes in this directory, proven by one durable write to an unnamed file.
+fn direct_block(dir: &Path) -> Result<u64, String> {
+    let (file, named) = scratch_file(dir).map_err(|error| format!("no direct I/O: {error}"))?;
+    let result = prove_direct(&file);
+    if let Some(path) = named {
+        // A leftover is removed at the next start.
+        let _ = std::fs::remove_file(path);
+    }
+    result.map_err(|error| format!("no direct I/O: {error}"))
+}
+
+fn prove_direct(file: &File) -> io::Result<u64> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
+    let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted)?;
+    let block = u64::from(stat.stx_dio_offset_align)
+        .max(u64::from(stat.stx_blksize).min(65_536))
+        .max(4096)
+        .next_power_of_two();
+    let size = block as usize;
+    let mut memory = AlignedMemory::new(size.max(ALIGNMENT))?;
+    let bytes = &memory.as_mut_slice()[..size];
+    let written = rustix::io::pwritev2(file, &[IoSlice::new(bytes)], 0, ReadWriteFlags::DSYNC)?;
+    if written == size {
+        Ok(block)
+    } else {
+        Err(io::Error::other("a direct write came out short"))
+    }
+}
+
+/// An unnamed file opened for direct writes, or a named one beside the directory where unnamed files are
+/// refused.
+fn scratch_file(dir: &Path) -> io::Result<(File, Option<PathBuf>)> {
+    let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(0o600);
+    if let Ok(file) = rustix::fs::open(dir, flags | OFlags::TMPFILE, mode) {
+        return Ok((File::from(file), None));
+    }
+    let path = crate::segments::sibling_dir(dir)?.join("probe");
+    let file = rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::TRUNC, mode)?;
+    Ok((File::from(file), Some(path)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forced_body_is_taken() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let buffered =
+            probe(dir.path(), 1 << 20, DiskEngine::Auto, Some("buffered")).expect("probe");
+        assert_eq!((buffered.direct, buffered.block), (false, 1));
+        assert_eq!(buffered.engine, Engine::Blocking);
+        assert!(buffered.notes[0].contains("SATURNMQ_DISK=buffered"));
+        let blocking =
+            probe(dir.path(), 1 << 20, DiskEngine::Auto, Some("blocking")).expect("probe");
+        assert_eq!(blocking.engine, Engine::Blocking);
+    }
+
+    #[test]
+    fn a_file_size_that_is_no_multiple_of_a_block_is_written_buffered() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let plan = probe(dir.path(), 100_001, DiskEngine::Auto, None).expect("probe");
+        assert!(!plan.direct);
+        assert_eq!(std::fs::read_dir(dir.path()).expect("list").count(), 0);
+    }
+}

@@ -1,0 +1,586 @@
+//! The writer: takes entries from all ports, gives them their places in the log, writes and acknowledges.
+//!
+//! A batch is what arrived while the write before it was in flight. What must always hold: at most one write
+//! in flight per block; a buffer does not change from submission to completion; a batch never spans two
+//! files; pushes are answered in log order, when all bytes below their end are written (and durable, under
+//! synchronous flush); after one failed or short write, or one failed sync, nothing is acknowledged again.
+//!
+//! The machine knows no thread and no clock: [`Writer::turn`] is one step, and a memory or faulty disk
+//! drives the same code as io_uring does.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::append::{Place, Unanswered, stage};
+use crate::append_queue::{AppendFailure, Entry, PortEnd};
+use crate::commit_log::{BLANK_SIZE, Geometry, LogStatus};
+use crate::config::FlushMode;
+use crate::disk::{Completion, Disk, FileSlot, MAX_FILES, MAX_REQUESTS};
+use crate::dispatch::DispatchSender;
+use crate::tail::TailWriter;
+use crate::watermarks::Watermarks;
+
+mod submission;
+pub(crate) mod thread;
+
+/// Bytes at which a batch is closed.
+pub(crate) const BATCH_BYTES: u64 = 256 * 1024;
+/// Batches in flight under backlog.
+const BATCHES_IN_FLIGHT: usize = 4;
+/// Bytes zeroed ahead of the tail in a file that is not zeroed whole.
+pub(crate) const ZERO_AHEAD: u64 = 64 << 20;
+/// How long to wait before looking again for room that nobody announces: in the dispatcher's queue, below
+/// a reader's pin, or on the disk.
+const RETRY: Duration = Duration::from_millis(1);
+
+/// Where log files come from.
+pub(crate) trait LogFiles {
+    /// What the disk writes to.
+    type File;
+
+    /// Says that the file at `base` will be needed soon, or, if `urgent`, that the log waits for it.
+    fn want(&mut self, base: u64, urgent: bool);
+
+    /// The file at `base`, created, sized and named durably.
+    fn take(&mut self, base: u64) -> NextFile<Self::File>;
+
+    /// Says that the last write to the file at `base` is over and durable: it may be mapped.
+    fn sealed(&mut self, base: u64);
+}
+
+/// Answer to [`LogFiles::take`].
+pub(crate) enum NextFile<F> {
+    /// Here it is.
+    Ready(LogFile<F>),
+    /// Not ready; the writer asks again.
+    NotYet,
+    /// There is no room for it now.
+    NoSpace,
+}
+
+/// A log file to be written.
+pub(crate) struct LogFile<F> {
+    /// What the disk writes to.
+    pub file: F,
+    /// Log offset of its first byte.
+    pub base: u64,
+    /// Position up to which its blocks were written once, in bytes.
+    pub zeroed_to: u64,
+}
+
+/// The queues' offsets.
+pub(crate) trait QueueOffsets {
+    /// The next offset of the queue, if there is still such a queue.
+    fn next(&mut self, slot: u32) -> Option<i64>;
+
+    /// Takes the next `count` offsets of a queue that was just asked for.
+    fn advance(&mut self, slot: u32, next: i64, count: u32);
+}
+
+/// The time, as the writer needs it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Now {
+    /// Wall clock, in milliseconds since 1970.
+    pub wall_ms: i64,
+    /// Time since some fixed moment.
+    pub monotonic: Duration,
+}
+
+/// What to do after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Turn again at once.
+    Busy,
+    /// Sleep until the disk has something, at most for the given time.
+    WaitForDisk(Option<Duration>),
+    /// As above, and new entries are welcome: announce the sleep and look at the ports again.
+    WaitForWork(Option<Duration>),
+    /// Closed: everything is answered and durable.
+    Finished,
+}
+
+/// What a writer is made from.
+pub(crate) struct WriterParts<D: Disk, F, Q> {
+    pub geometry: Geometry,
+    pub flush_interval: Duration,
+    pub disk: D,
+    pub files: F,
+    pub queues: Q,
+    pub ports: Vec<PortEnd>,
+    pub unanswered_capacity: usize,
+    pub tail: TailWriter,
+    pub marks: Arc<Watermarks>,
+    pub status: Arc<LogStatus>,
+    pub dispatcher: DispatchSender,
+    /// Store time of the last record in the log, in milliseconds.
+    pub last_store_timestamp: i64,
+}
+
+/// A file that is attached to the disk.
+#[derive(Debug)]
+struct Attached {
+    slot: FileSlot,
+    base: u64,
+    /// Log offsets up to which blocks were written once, and up to which zeros are in flight.
+    zeroed_to: u64,
+    zeroing_to: u64,
+}
+
+/// The zeroing in flight.
+#[derive(Debug)]
+struct Zeroing {
+    ticket: u64,
+    base: u64,
+    len: usize,
+}
+
+/// How far taking entries came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Staged {
+    /// All ports are empty.
+    Dry,
+    /// Entries are left; what is staged is submitted first.
+    More,
+    /// Entries are left, and something else must happen first: a file, or room in the tail.
+    Blocked,
+}
+
+/// What became of one entry.
+enum Step {
+    Taken,
+    Rolling,
+    Blocked,
+}
+
+/// Whether the log went on in the next file.
+enum Rolled {
+    Yes,
+    No,
+    Blocked,
+}
+
+/// One write in flight.
+#[derive(Debug)]
+struct InFlight {
+    ticket: u64,
+    /// Bytes asked for.
+    len: usize,
+    /// Log offset up to which the log is written when this and all before are over.
+    end: u64,
+    done: bool,
+}
+
+/// The sync in flight.
+#[derive(Debug)]
+struct Syncing {
+    ticket: u64,
+    upto: u64,
+}
+
+/// See the module's description.
+pub(crate) struct Writer<D: Disk, F, Q> {
+    geometry: Geometry,
+    flush_interval: Duration,
+    disk: D,
+    files: F,
+    queues: Q,
+    ports: Vec<PortEnd>,
+    next_port: usize,
+    unanswered: Unanswered,
+    tail: TailWriter,
+    marks: Arc<Watermarks>,
+    status: Arc<LogStatus>,
+    dispatcher: DispatchSender,
+    last_store_timestamp: i64,
+    /// Attached files, oldest first; the last one is active.
+    attached: VecDeque<Attached>,
+    /// The file the log goes on in, once everything before it is submitted.
+    rolling_to: Option<LogFile<D::File>>,
+    /// Log offset up to which bytes were handed to the disk.
+    submitted: u64,
+    in_flight: VecDeque<InFlight>,
+    zeroing: Option<Zeroing>,
+    syncing: Option<Syncing>,
+    last_sync: Duration,
+    next_ticket: u64,
+    done: Vec<Completion>,
+    stopping: bool,
+}
+
+impl<D, F, Q> Writer<D, F, Q>
+where
+    D: Disk,
+    F: LogFiles<File = D::File>,
+    Q: QueueOffsets,
+{
+    /// A writer going on where the tail ends. `active` is the file that holds this offset, unless the log
+    /// goes on with a file still to be made.
+    pub fn new(
+        parts: WriterParts<D, F, Q>,
+        active: Option<LogFile<D::File>>,
+    ) -> std::io::Result<Writer<D, F, Q>> {
+        let end = parts.tail.end();
+        let marks = &parts.marks;
+        assert!(end == marks.appended() && end == marks.durable() && end >= marks.dispatched());
+        let partial = parts.geometry.block_down(end);
+        assert!(
+            parts.tail.start() <= partial || partial == end,
+            "the last block is not preloaded"
+        );
+        let mut writer = Writer {
+            geometry: parts.geometry,
+            flush_interval: parts.flush_interval,
+            disk: parts.disk,
+            files: parts.files,
+            queues: parts.queues,
+            next_port: 0,
+            unanswered: Unanswered::new(parts.ports.len(), parts.unanswered_capacity),
+            ports: parts.ports,
+            submitted: end,
+            tail: parts.tail,
+            marks: parts.marks,
+            status: parts.status,
+            dispatcher: parts.dispatcher,
+            last_store_timestamp: parts.last_store_timestamp,
+            attached: VecDeque::with_capacity(MAX_FILES),
+            rolling_to: None,
+            in_flight: VecDeque::with_capacity(MAX_REQUESTS),
+            zeroing: None,
+            syncing: None,
+            last_sync: Duration::ZERO,
+            next_ticket: 0,
+            done: Vec::with_capacity(MAX_REQUESTS),
+            stopping: false,
+        };
+        if let Some(active) = active {
+            assert_eq!(
+                active.base,
+                writer.geometry.base(end),
+                "another file than the log ends in"
+            );
+            writer.attach(active)?;
+        }
+        Ok(writer)
+    }
+
+    /// The disk, for sleeping on it.
+    pub fn disk(&mut self) -> &mut D {
+        &mut self.disk
+    }
+
+    /// Whether an entry waits in some port.
+    pub fn has_entries(&self) -> bool {
+        self.ports.iter().any(PortEnd::has_entries)
+    }
+
+    /// From now on: finish what was pushed, make it durable and end.
+    pub fn stop(&mut self) {
+        self.stopping = true;
+    }
+
+    /// One step; calls `wake` with the number of every port that got results.
+    pub fn turn(&mut self, now: Now, wake: &mut dyn FnMut(usize)) -> Turn {
+        self.reap();
+        let answered = self.answer(wake);
+        let staged = self.stage_and_submit(now);
+        self.zero_ahead();
+        self.sync_if_due(now);
+        self.release_files();
+        // What was refused without a write before it is answered in the same turn.
+        let answered = self.answer(wake) && answered;
+        self.next_step(now, staged, answered)
+    }
+
+    fn next_step(&mut self, now: Now, staged: Staged, answered: bool) -> Turn {
+        let requests = self.in_flight.len() + usize::from(self.zeroing.is_some());
+        let requests = requests + usize::from(self.syncing.is_some());
+        if self.stopping && staged == Staged::Dry && answered && requests == 0 {
+            let durable = self.marks.durable() == self.marks.written();
+            if self.unanswered.is_empty() && (durable || self.latched().is_some()) {
+                return Turn::Finished;
+            }
+        }
+        let until_sync = self.until_sync(now);
+        match staged {
+            _ if !answered => Turn::WaitForDisk(Some(RETRY)),
+            Staged::Blocked => Turn::WaitForDisk(Some(RETRY)),
+            Staged::More if requests == 0 => Turn::Busy,
+            Staged::More => Turn::WaitForDisk(until_sync),
+            _ if !self.in_flight.is_empty() => Turn::WaitForDisk(until_sync),
+            _ if self.stopping && requests == 0 => Turn::Busy,
+            _ => Turn::WaitForWork(until_sync),
+        }
+    }
+
+    fn latched(&self) -> Option<AppendFailure> {
+        let why = self.status.read_only()?;
+        Some(AppendFailure::ReadOnly(Arc::clone(why)))
+    }
+
+    fn latch(&mut self, why: &str) {
+        if self.status.read_only().is_none() {
+            tracing::error!("the commit log is read-only from now on: {why}");
+        }
+        self.status.latch(why);
+    }
+
+    fn ticket(&mut self) -> u64 {
+        self.next_ticket += 1;
+        self.next_ticket
+    }
+
+    fn answer(&mut self, wake: &mut dyn FnMut(usize)) -> bool {
+        let latched = self.latched();
+        let answered = self.unanswered.answer(
+            self.marks.acknowledged(),
+            latched.as_ref(),
+            &self.tail,
+            &mut self.dispatcher,
+            &mut self.ports,
+        );
+        self.dispatcher.ring();
+        self.unanswered.wake_answered(wake);
+        answered
+    }
+
+    // ---- completions ----
+
+    fn reap(&mut self) {
+        let mut done = std::mem::take(&mut self.done);
+        if let Err(error) = self.disk.poll(&mut done) {
+            self.latch(&format!("waiting for the disk failed: {error}"));
+        }
+        for completion in done.drain(..) {
+            self.complete(completion);
+        }
+        self.done = done;
+        if self.status.read_only().is_some() {
+            self.in_flight.retain(|write| !write.done);
+            return;
+        }
+        while self.in_flight.front().is_some_and(|write| write.done) {
+            if let Some(write) = self.in_flight.pop_front() {
+                self.marks.advance_written(write.end);
+                if self.marks.flush_mode() == FlushMode::Sync {
+                    self.marks.advance_durable(write.end);
+                }
+            }
+        }
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        let Completion { ticket, result } = completion;
+        if self
+            .syncing
+            .as_ref()
+            .is_some_and(|sync| sync.ticket == ticket)
+        {
+            let upto = self.syncing.take().map_or(0, |sync| sync.upto);
+            match result {
+                Ok(_) if self.status.read_only().is_none() => self.marks.advance_durable(upto),
+                Ok(_) => {}
+                Err(error) => self.latch(&format!("a sync of the commit log failed: {error}")),
+            }
+            return;
+        }
+        let write = self
+            .in_flight
+            .iter_mut()
+            .find(|write| write.ticket == ticket);
+        let expected = if let Some(write) = write {
+            write.done = true;
+            write.len
+        } else {
+            self.zeroed(ticket)
+        };
+        match result {
+            Ok(written) if written == expected => {}
+            Ok(written) => self.latch(&format!(
+                "a write of {expected} bytes to the commit log ended after {written}"
+            )),
+            Err(error) => self.latch(&format!("a write to the commit log failed: {error}")),
+        }
+    }
+
+    // ---- taking entries ----
+
+    fn stage_and_submit(&mut self, now: Now) -> Staged {
+        if self.status.read_only().is_some() {
+            return self.refuse_all();
+        }
+        loop {
+            let staged = self.stage_entries(now);
+            self.submit_batches(staged);
+            match self.roll_if_submitted() {
+                Ok(Rolled::Yes) => {}
+                Ok(Rolled::No) => return staged,
+                Ok(Rolled::Blocked) => return Staged::Blocked,
+                Err(error) => {
+                    self.latch(&format!("the next log file could not be opened: {error}"));
+                    return self.refuse_all();
+                }
+            }
+        }
+    }
+
+    fn refuse_all(&mut self) -> Staged {
+        let why = self.latched();
+        for port in 0..self.ports.len() {
+            while let Some(entry) = self.ports[port].peek() {
+                self.ports[port].take(&entry, |_, _| ());
+                let why = why.clone().unwrap_or(AppendFailure::ShuttingDown);
+                self.unanswered
+                    .refused(port, entry, self.marks.appended(), why);
+            }
+        }
+        Staged::Dry
+    }
+
+    /// Takes entries round-robin until the ports are dry, enough for all batches is staged, or something is
+    /// in the way.
+    fn stage_entries(&mut self, now: Now) -> Staged {
+        if self.rolling_to.is_some() {
+            return Staged::More;
+        }
+        if self.last_block_in_flight() {
+            return if self.has_entries() {
+                Staged::More
+            } else {
+                Staged::Dry
+            };
+        }
+        let free = BATCHES_IN_FLIGHT
+            .saturating_sub(self.in_flight.len())
+            .max(1) as u64;
+        let mut dry_ports = 0;
+        while dry_ports < self.ports.len() {
+            if self.tail.end() - self.submitted >= free * BATCH_BYTES {
+                return Staged::More;
+            }
+            let port = self.next_port;
+            match self.ports[port].peek() {
+                None => dry_ports += 1,
+                Some(entry) => {
+                    dry_ports = 0;
+                    match self.stage_entry(now, port, entry) {
+                        Step::Taken => {}
+                        Step::Rolling => return Staged::More,
+                        Step::Blocked => return Staged::Blocked,
+                    }
+                }
+            }
+            self.next_port = (port + 1) % self.ports.len();
+        }
+        Staged::Dry
+    }
+
+    /// Whether the block that the next record starts in is being written: its buffer must not change.
+    fn last_block_in_flight(&self) -> bool {
+        let end = self.tail.end();
+        self.submitted == end
+            && self.geometry.block_down(end) != end
+            && self
+                .in_flight
+                .iter()
+                .any(|write| !write.done && write.end == end)
+    }
+
+    fn stage_entry(&mut self, now: Now, port: usize, entry: Entry) -> Step {
+        let at = self.tail.end();
+        let len = u64::from(entry.len);
+        assert!(
+            self.geometry.can_hold(len),
+            "a port took a record that no file can hold"
+        );
+        let Some(queue_offset) = self.queues.next(entry.slot) else {
+            return self.refuse(port, entry, AppendFailure::QueueGone);
+        };
+        let no_file = self
+            .attached
+            .back()
+            .is_none_or(|file| file.base != self.geometry.base(at));
+        if no_file || !self.geometry.fits(at, len) {
+            return self.start_roll(port, entry, no_file);
+        }
+        if !self.reserve(at + len) {
+            return Step::Blocked;
+        }
+        self.last_store_timestamp = self.last_store_timestamp.max(now.wall_ms);
+        let place = Place {
+            offset: at,
+            queue_offset: if entry.assign_offset { queue_offset } else { 0 },
+            store_timestamp: self.last_store_timestamp,
+        };
+        let end = stage(&mut self.tail, &mut self.ports[port], &entry, place);
+        if entry.assign_offset {
+            self.queues.advance(entry.slot, queue_offset, entry.records);
+        }
+        self.tail.publish(end);
+        self.marks.advance_appended(end);
+        self.unanswered.staged(port, entry, place, end);
+        self.want_next(end);
+        Step::Taken
+    }
+
+    fn refuse(&mut self, port: usize, entry: Entry, why: AppendFailure) -> Step {
+        self.ports[port].take(&entry, |_, _| ());
+        self.unanswered
+            .refused(port, entry, self.marks.appended(), why);
+        Step::Taken
+    }
+
+    /// Asks for the next file when an eighth of the active one, at most 64 MiB, is left.
+    fn want_next(&mut self, end: u64) {
+        let file_end = self.geometry.file_end(end);
+        if file_end - end <= (self.geometry.file_size / 8).min(ZERO_AHEAD) {
+            self.files.want(file_end, false);
+        }
+    }
+
+    /// Room in the tail up to the end of the block that holds `end`, without giving up a byte that is not
+    /// written or not dispatched yet.
+    fn reserve(&mut self, end: u64) -> bool {
+        let unwritten = self.geometry.block_down(self.marks.acknowledged());
+        let floor = unwritten.min(self.marks.dispatched());
+        self.tail.reserve(self.geometry.block_up(end), floor)
+    }
+
+    // ---- next file ----
+
+    /// Fetches the next file and ends the present one with a blank record; `entry` stays in its port.
+    fn start_roll(&mut self, port: usize, entry: Entry, no_file: bool) -> Step {
+        let at = self.tail.end();
+        let base = if no_file {
+            self.geometry.base(at)
+        } else {
+            self.geometry.file_end(at)
+        };
+        let room = no_file || self.reserve(at + BLANK_SIZE);
+        if !room || self.attached.len() + 1 >= MAX_FILES {
+            return Step::Blocked;
+        }
+        match self.files.take(base) {
+            NextFile::Ready(next) => {
+                assert_eq!(next.base, base, "another file than the log goes on in");
+                self.status.set_no_space(false);
+                if !no_file {
+                    let blank = self.geometry.blank(at);
+                    self.tail.write(at, &blank);
+                    self.tail.publish(at + BLANK_SIZE);
+                    self.marks.advance_appended(base);
+                }
+                self.rolling_to = Some(next);
+                Step::Rolling
+            }
+            NextFile::NotYet => {
+                self.files.want(base, true);
+                Step::Blocked
+            }
+            NextFile::NoSpace => {
+                self.status.set_no_space(true);
+                self.refuse(port, entry, AppendFailure::NoSpace)
+            }
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! The writer's thread: starts it with the disk the probe chose, runs its turns, ends it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::{LogFile, Now, QueueOffsets, Turn, Writer, WriterParts};
+use crate::append_queue::{AppendPort, Doorbell, PortEnd, PortLimits, port};
+use crate::commit_log::{Geometry, LogStatus};
+use crate::config::{DiskEngine, StoreConfig};
+use crate::disk::Disk;
+use crate::disk::aligned::{ALIGNMENT, AlignedMemory};
+use crate::disk::blocking::BlockingDisk;
+use crate::disk::probe::{DiskPlan, Engine, FORCE, probe};
+use crate::disk::uring::UringDisk;
+use crate::dispatch::DispatchSender;
+use crate::error::{CloseError, FileError, OpenError};
+use crate::preparer::{PreparedFiles, Preparer, first_file};
+use crate::segments::{Segment, Segments};
+use crate::tail::{Tail, TailReaders, TailWriter, tail};
+use crate::watermarks::Watermarks;
+
+/// Pushes of one port whose results may be outstanding.
+const PORT_IN_FLIGHT: usize = 16 * 1024;
+
+/// Where a recovered log goes on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogStart {
+    /// Log offset after the last record (or blank record) of the log.
+    pub end: u64,
+    /// Store time of the last record, in milliseconds; 0 if there is none.
+    pub last_store_timestamp: i64,
+}
+
+/// What the writer is connected with.
+pub(crate) struct Connections<Q> {
+    /// The marks, all but `dispatched` at the start's `end`.
+    pub marks: Arc<Watermarks>,
+    /// The queues' offsets.
+    pub queues: Q,
+    /// Where acknowledged records go.
+    pub dispatcher: DispatchSender,
+    /// Called with the number of a port that got results.
+    pub wake: Box<dyn FnMut(usize) + Send>,
+}
+
+/// A running writer.
+pub(crate) struct RunningWriter {
+    thread: Option<JoinHandle<()>>,
+    ended: mpsc::Receiver<()>,
+    stop: Arc<AtomicBool>,
+    bell: Arc<Doorbell>,
+    preparer: Preparer,
+    /// Whether the log takes messages.
+    pub status: Arc<LogStatus>,
+    /// Makes readers of the tail.
+    pub tail: TailReaders,
+    /// How the log is written, for the banner.
+    pub plan: DiskPlan,
+}
+
+/// Starts the writer on a recovered log; returns it with its ports.
+pub(crate) fn launch<Q: QueueOffsets + Send + 'static>(
+    config: &StoreConfig,
+    ports: usize,
+    start: LogStart,
+    connections: Connections<Q>,
+) -> Result<(RunningWriter, Vec<AppendPort>), OpenError> {
+    let dir = config.commit_log_path();
+    let forced = std::env::var(FORCE).ok();
+    let mut plan = probe(
+        &dir,
+        config.commit_log_file_size,
+        config.engine,
+        forced.as_deref(),
+    )?;
+    let geometry = Geometry::new(config.commit_log_file_size, plan.block);
+    let segments = Segments {
+        dir: dir.clone(),
+        file_size: geometry.file_size,
+        direct: plan.direct,
+        prepare: config.prepare_files,
+    };
+    let at = |what| FileError::at(what, &dir);
+    segments.remove_leftovers().map_err(at("clean up beside"))?;
+    let bell = Arc::new(Doorbell::new().map_err(at("make an eventfd for"))?);
+    let (mut tail_writer, readers) = tail_at(config, start.end)?;
+    let base = geometry.base(start.end);
+    let active = open_active(&segments, base, start.end, &mut tail_writer)
+        .map_err(FileError::at("open", &segments.path(base)))?;
+    let marks = Arc::clone(&connections.marks);
+    let (preparer, files) = Preparer::start(
+        segments,
+        base + geometry.file_size,
+        marks,
+        Arc::clone(&bell),
+    )
+    .map_err(|source| OpenError::Thread {
+        name: "preparer",
+        source,
+    })?;
+    let limits = PortLimits {
+        ring_bytes: config.append_ring_bytes,
+        in_flight: PORT_IN_FLIGHT,
+        record_bytes: config.max_record_size(),
+    };
+    let (ports, ends) = (0..ports).map(|_| port(limits, Arc::clone(&bell))).unzip();
+    let status = Arc::new(LogStatus::default());
+    let stop = Arc::new(AtomicBool::new(false));
+    let seed = Seed {
+        geometry,
+        flush_interval: config.flush_interval,
+        files,
+        ends,
+        tail: tail_writer,
+        status: Arc::clone(&status),
+        last_store_timestamp: start.last_store_timestamp,
+        active,
+        bell: Arc::clone(&bell),
+        stop: Arc::clone(&stop),
+        plan: plan.clone(),
+        may_fall_back: config.engine == DiskEngine::Auto && forced.is_none(),
+        cpu: config.writer_cpu,
+        connections,
+    };
+    let (thread, ended, notes) = spawn(seed).map_err(|source| OpenError::Thread {
+        name: "writer",
+        source,
+    })?;
+    plan.notes.extend(notes);
+    let running = RunningWriter {
+        thread: Some(thread),
+        ended,
+        stop,
+        bell,
+        preparer,
+        status,
+        tail: readers,
+        plan,
+    };
+    Ok((running, ports))
+}
+
+impl RunningWriter {
+    /// Has an expired log file removed, off the writer's thread.
+    pub fn remove_file(&self, path: std::path::PathBuf) {
+        self.preparer.remove(path);
+    }
+
+    /// Finishes what was pushed, makes it durable and ends the thread, within `timeout`.
+    pub fn stop(&mut self, timeout: Duration) -> Result<(), CloseError> {
+        self.stop.store(true, Ordering::SeqCst);
+        self.bell.ring();
+        let ended = match self.ended.recv_timeout(timeout) {
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(CloseError::Thread("writer")),
+            Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {
+                let joined = self
+                    .thread
+                    .take()
+                    .is_none_or(|thread| thread.join().is_ok());
+                if joined {
+                    Ok(())
+                } else {
+                    Err(CloseError::Thread("writer"))
+                }
+            }
+        };
+        self.preparer.stop();
+        ended?;
+        match self.status.read_only() {
+            Some(why) => Err(CloseError::ReadOnly(why.to_string())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for RunningWriter {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.bell.ring();
+    }
+}
+
+fn tail_at(config: &StoreConfig, end: u64) -> Result<(TailWriter, TailReaders), OpenError> {
+    let needed = 2 * config.max_record_size() + (256 << 10);
+    if config.tail_cache_bytes < needed {
+        return Err(OpenError::Config(format!(
+            "a tail cache of {} bytes is too small for records of up to {} bytes: it needs {needed}",
+            config.tail_cache_bytes,
+            config.max_record_size()
+        )));
+    }
+    tail(config.tail_cache_bytes, end).map_err(|error| OpenError::Config(error.to_string()))
+}
+
+/// Opens the file the log ends in, or makes the first one of an empty log; loads its last bytes.
+fn open_active(
+    segments: &Segments,
+    base: u64,
+    end: u64,
+    tail: &mut TailWriter,
+) -> io::Result<Option<LogFile<std::fs::File>>> {
+    let segment = match segments.open(base, end - base)? {
+        Some(segment) => segment,
+        None if end == base => first_file(segments, base)?,
+        None => return Err(io::Error::from(io::ErrorKind::NotFound)),
+    };
+    preload(&segment, end, tail)?;
+    let Segment {
+        file,
+        base,
+        zeroed_to,
+        ..
+    } = segment;
+    Ok(Some(LogFile {
+        file,
+        base,
+        zeroed_to,
+    }))
+}
+
+/// Fills the tail with the last bytes of the active file: up to half of the cache, and at least the block
+/// the log ends in.
+fn preload(segment: &Segment, end: u64, tail: &mut TailWriter) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    let position = end - segment.base;
+    let wanted = position.min(tail.shared().size() / 2);
+    let largest_block = 64 << 10;
+    let from = (position - wanted) & !(largest_block - 1);
+    let len = (position - from) as usize;
+    if len == 0 {
+        return Ok(());
+    }
+    let mut memory = AlignedMemory::new(len)?;
+    let bytes = memory.as_mut_slice();
+    let mut read = 0;
+    while read < len {
+        // Direct reads come in whole blocks; the file is a whole number of them.
+        let upto = len.next_multiple_of(ALIGNMENT).min(bytes.len());
+        match segment
+            .file
+            .read_at(&mut bytes[read..upto], from + read as u64)
+        {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => read += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    tail.preload(segment.base + from, &bytes[..len]);
+    Ok(())
+}
+
+/// Everything the thread needs to make its writer.
+struct Seed<Q> {
+    geometry: Geometry,
+    flush_interval: Duration,
+    files: PreparedFiles,
+    ends: Vec<PortEnd>,
+    tail: TailWriter,
+    status: Arc<LogStatus>,
+    last_store_timestamp: i64,
+    active: Option<LogFile<std::fs::File>>,
+    bell: Arc<Doorbell>,
+    stop: Arc<AtomicBool>,
+    plan: DiskPlan,
+    may_fall_back: bool,
+    cpu: Option<usize>,
+    connections: Connections<Q>,
+}
+
+type Spawned = (JoinHandle<()>, mpsc::Receiver<()>, Vec<String>);
+
+fn spawn<Q: QueueOffsets + Send + 'static>(seed: Seed<Q>) -> io::Result<Spawned> {
+    let (started, on_start) = mpsc::sync_channel(1);
+    let (ending, ended) = mpsc::sync_channel(1);
+    let thread = std::thread::Builder::new()
+        .name("writer".into())
+        .spawn(move || {
+            let guard = LatchOnPanic(Arc::clone(&seed.status));
+            seed.run(&started);
+            drop(guard);
+            // Nobody may be waiting.
+            let _ = ending.send(());
+        })?;
+    let lost = |_| io::Error::other("the writer ended before it began");
+    let notes = on_start.recv().map_err(lost)??;
+    Ok((thread, ended, notes))
+}
+
+/// Makes the log read-only when the writer panics, so that everybody hears of it.
+struct LatchOnPanic(Arc<LogStatus>);
+
+impl Drop for LatchOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.latch("the writer stopped on an internal error");
+        }
+    }
+}
+
+impl<Q: QueueOffsets> Seed<Q> {
+    fn run(self, started: &mpsc::SyncSender<io::Result<Vec<String>>>) {
+        let mut notes = Vec::new();
+        if let Some(cpu) = self.cpu
+            && let Err(error) = pin(cpu)
+        {
+            notes.push(format!("the writer cannot be pinned to CPU {cpu}: {error}"));
+        }
+        let shared: Arc<Tail> = Arc::clone(self.tail.shared());
+        let bell = Arc::clone(&self.bell);
+        if self.plan.engine == Engine::Uring {
+            match UringDisk::new(Arc::clone(&shared), Arc::clone(&bell)) {
+                Ok((disk, warning)) => {
+                    notes.extend(warning);
+                    return self.run_on(disk, notes, started);
+                }
+                Err(error) if self.may_fall_back => {
+                    notes.push(format!(
+                        "io_uring cannot be used ({error}); writing with pwritev2"
+                    ));
+                }
+                Err(error) => return report(started, Err(error)),
+            }
+        }
+        match BlockingDisk::new(shared, bell, !self.plan.direct) {
+            Ok(disk) => self.run_on(disk, notes, started),
+            Err(error) => report(started, Err(error)),
+        }
+    }
+
+    fn run_on<D: Disk<File = std::fs::File>>(
+        self,
+        disk: D,
+        notes: Vec<String>,
+        started: &mpsc::SyncSender<io::Result<Vec<String>>>,
+    ) {
+        let Connections {
+            marks,
+            queues,
+            dispatcher,
+            mut wake,
+        } = self.connections;
+        let parts = WriterParts {
+            geometry: self.geometry,
+            flush_interval: self.flush_interval,
+            disk,
+            files: self.files,
+            queues,
+            unanswered_capacity: self.ends.len() * PORT_IN_FLIGHT,
+            ports: self.ends,
+            tail: self.tail,
+            marks,
+            status: self.status,
+            dispatcher,
+            last_store_timestamp: self.last_store_timestamp,
+        };
+        match Writer::new(parts, self.active) {
+            Ok(writer) => {
+                report(started, Ok(notes));
+                turn_until_finished(writer, &self.bell, &self.stop, &mut *wake);
+            }
+            Err(error) => report(started, Err(error)),
+        }
+    }
+}
+
+fn report(to: &mpsc::SyncSender<io::Result<Vec<String>>>, what: io::Result<Vec<String>>) {
+    // The launching thread waits for exactly one report.
+    let _ = to.send(what);
+}
+
+fn turn_until_finished<D: Disk, Q: QueueOffsets>(
+    mut writer: Writer<D, PreparedFiles, Q>,
+    bell: &Doorbell,
+    stop: &AtomicBool,
+    wake: &mut dyn FnMut(usize),
+) where
+    PreparedFiles: super::LogFiles<File = D::File>,
+{
+    let started = Instant::now();
+    loop {
+        let stopping = stop.load(Ordering::SeqCst);
+        if stopping {
+            writer.stop();
+        }
+        let wall = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let now = Now {
+            wall_ms: wall.as_millis() as i64,
+            monotonic: started.elapsed(),
+        };
+        let turn = writer.turn(now, wake);
+        let (timeout, announce) = match turn {
+            Turn::Busy => continue,
+            Turn::Finished => return,
+            Turn::WaitForDisk(timeout) => (timeout, false),
+            Turn::WaitForWork(timeout) => (timeout, true),
+        };
+        if announce {
+            bell.lie_down();
+            if writer.has_entries() || stop.load(Ordering::SeqCst) != stopping {
+                bell.get_up();
+                continue;
+            }
+        }
+        let waited = writer.disk().wait(timeout);
+        if announce {
+            bell.get_up();
+        }
+        if let Err(error) = waited {
+            writer.latch(&format!("waiting for the disk failed: {error}"));
+        }
+    }
+}
+
+fn pin(cpu: usize) -> io::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    if cpu >= rustix::thread::CpuSet::MAX_CPU {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    set.set(cpu);
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}
