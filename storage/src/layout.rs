@@ -1,1 +1,375 @@
-//! layout
+//! Names and places of a store's files, and what may lie beside them
+//! (docs/format.md, Directory layout).
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::format::names::is_directory_name;
+
+/// Digits of the name of a commit-log or consume-queue file.
+pub const NAME_DIGITS: usize = 20;
+
+/// Why a directory of the store is not what it must be.
+#[derive(Debug, Error)]
+pub enum LayoutError {
+    /// A directory cannot be read.
+    #[error("cannot read directory {path}: {source}")]
+    Directory {
+        /// Which one.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Something that Apache RocketMQ would refuse to start on.
+    #[error("{path} does not belong there: {why}")]
+    Foreign {
+        /// Which file or directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A file has another size than configured.
+    #[error("{path} has {found} bytes, {expected} are configured ({key})")]
+    Size {
+        /// Which file.
+        path: PathBuf,
+        /// Bytes it has.
+        found: u64,
+        /// Bytes it must have.
+        expected: u64,
+        /// The configuration key that says so.
+        key: &'static str,
+    },
+    /// A file is missing between two others.
+    #[error("{path} is missing between the files before and after it")]
+    Missing {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// The consume queues are kept in RocksDB.
+    #[error("{path} is a RocksDB database; only file-based consume queues can be opened")]
+    RocksDb {
+        /// Which directory.
+        path: PathBuf,
+    },
+    /// A topic whose name cannot be a directory.
+    #[error("topic {topic:?} cannot be a directory name")]
+    Topic {
+        /// The topic.
+        topic: String,
+    },
+}
+
+/// Where the parts of a store are.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Layout {
+    root: PathBuf,
+    commit_log: PathBuf,
+}
+
+impl Layout {
+    /// The usual layout below `root` (`storePathRootDir`).
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        let root = root.into();
+        let commit_log = root.join("commitlog");
+        Self { root, commit_log }
+    }
+
+    /// The same with the commit log elsewhere (`storePathCommitLog`).
+    #[must_use]
+    pub fn with_commit_log(mut self, path: impl Into<PathBuf>) -> Self {
+        self.commit_log = path.into();
+        self
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Directory of the commit log.
+    pub fn commit_log(&self) -> &Path {
+        &self.commit_log
+    }
+
+    /// Directory of all consume queues.
+    pub fn consume_queues(&self) -> PathBuf {
+        self.root.join("consumequeue")
+    }
+
+    /// Directory of the index files.
+    pub fn index(&self) -> PathBuf {
+        self.root.join("index")
+    }
+
+    /// Directory of the state files.
+    pub fn config(&self) -> PathBuf {
+        self.root.join("config")
+    }
+
+    /// The checkpoint file.
+    pub fn checkpoint(&self) -> PathBuf {
+        self.root.join("checkpoint")
+    }
+
+    /// The file that exists while a broker runs.
+    pub fn abort(&self) -> PathBuf {
+        self.root.join("abort")
+    }
+
+    /// The file whose lock says that a broker runs.
+    pub fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
+    /// Our own resume point.
+    pub fn resume(&self) -> PathBuf {
+        self.root.join("saturnmq.resume")
+    }
+}
+
+/// Directory of one queue below `consume_queues`; an error when the topic cannot be one.
+pub fn queue_directory(
+    consume_queues: &Path,
+    topic: &str,
+    queue_id: i32,
+) -> Result<PathBuf, LayoutError> {
+    if !is_directory_name(topic) {
+        return Err(LayoutError::Topic {
+            topic: topic.to_owned(),
+        });
+    }
+    Ok(consume_queues.join(topic).join(queue_id.to_string()))
+}
+
+/// The name of the file that begins at `base`: 20 digits.
+pub fn file_name(base: u64) -> String {
+    format!("{base:020}")
+}
+
+/// The base of a file name; `None` when it is not 20 digits.
+pub fn parse_file_name(name: &str) -> Option<u64> {
+    if name.len() != NAME_DIGITS || !name.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    name.parse().ok()
+}
+
+/// A file of fixed size in a directory of such files.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct FixedFile {
+    /// Offset of its first byte.
+    pub base: u64,
+    /// Its path.
+    pub path: PathBuf,
+}
+
+/// What a directory of fixed-size files holds.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct FixedFiles {
+    /// The files of full size, by base, without a gap.
+    pub files: Vec<FixedFile>,
+    /// A last file without a byte: a crash between creating and sizing it. It may be deleted.
+    pub empty_last: Option<PathBuf>,
+}
+
+/// Lists a directory whose files must all have `size` bytes and names of 20 digits that are
+/// multiples of it, without gaps; `key` is the configuration key of the size. A directory that
+/// does not exist is empty. Anything else in it is an error, as it is to Apache RocketMQ.
+pub fn list_fixed_files(
+    directory: &Path,
+    size: u64,
+    key: &'static str,
+) -> Result<FixedFiles, LayoutError> {
+    let mut found = Vec::new();
+    for path in entries(directory)? {
+        let foreign = |why| LayoutError::Foreign {
+            path: path.clone(),
+            why,
+        };
+        let metadata = fs::symlink_metadata(&path).map_err(|source| LayoutError::Directory {
+            path: path.clone(),
+            source,
+        })?;
+        if !metadata.is_file() {
+            return Err(foreign("only files are allowed"));
+        }
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
+        let base = parse_file_name(name).ok_or_else(|| foreign("its name is not 20 digits"))?;
+        if !base.is_multiple_of(size) {
+            return Err(foreign("its name is not a multiple of the file size"));
+        }
+        found.push((base, path, metadata.len()));
+    }
+    found.sort();
+    let empty_last = match found.last() {
+        Some((_, _, 0)) => found.pop().map(|(_, path, _)| path),
+        _ => None,
+    };
+    let mut files: Vec<FixedFile> = Vec::with_capacity(found.len());
+    for (base, path, found) in found {
+        if found != size {
+            return Err(LayoutError::Size {
+                path,
+                found,
+                expected: size,
+                key,
+            });
+        }
+        if let Some(before) = files.last()
+            && before.base + size != base
+        {
+            let path = directory.join(file_name(before.base + size));
+            return Err(LayoutError::Missing { path });
+        }
+        files.push(FixedFile { base, path });
+    }
+    Ok(FixedFiles { files, empty_last })
+}
+
+/// Topic and queue id of every queue directory. Sub-directories whose name is no number are
+/// left alone, as Apache RocketMQ leaves them.
+pub fn list_queues(consume_queues: &Path) -> Result<Vec<(String, i32)>, LayoutError> {
+    let mut queues = Vec::new();
+    if consume_queues.join("CURRENT").is_file() {
+        return Err(LayoutError::RocksDb {
+            path: consume_queues.into(),
+        });
+    }
+    for topic_path in entries(consume_queues)? {
+        if !topic_path.is_dir() {
+            continue;
+        }
+        let name = topic_path.file_name().and_then(|name| name.to_str());
+        let Some(topic) = name else {
+            return Err(LayoutError::Foreign {
+                path: topic_path,
+                why: "its name is not UTF-8",
+            });
+        };
+        for queue_path in entries(&topic_path)? {
+            let name = queue_path.file_name().and_then(|name| name.to_str());
+            if let Some(queue_id) = name.and_then(|name| name.parse::<i32>().ok())
+                && queue_path.is_dir()
+            {
+                queues.push((topic.to_owned(), queue_id));
+            }
+        }
+    }
+    queues.sort();
+    Ok(queues)
+}
+
+fn entries(directory: &Path) -> Result<Vec<PathBuf>, LayoutError> {
+    let unreadable = |source| LayoutError::Directory {
+        path: directory.into(),
+        source,
+    };
+    match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(unreadable(error)),
+        Ok(list) => list
+            .map(|entry| entry.map(|entry| entry.path()).map_err(unreadable))
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "mappedFileSizeCommitLog";
+
+    fn directory(files: &[(&str, usize)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, size) in files {
+            fs::write(dir.path().join(name), vec![0; *size]).unwrap();
+        }
+        dir
+    }
+
+    fn error(files: &[(&str, usize)]) -> String {
+        let dir = directory(files);
+        let error = list_fixed_files(dir.path(), 100, KEY)
+            .unwrap_err()
+            .to_string();
+        error.replace(&format!("{}/", dir.path().display()), "")
+    }
+
+    #[test]
+    fn files_are_listed_by_base_and_a_missing_directory_is_empty() {
+        let dir = directory(&[("00000000000000000300", 100), ("00000000000000000200", 100)]);
+        let listed = list_fixed_files(dir.path(), 100, KEY).unwrap();
+        let bases: Vec<_> = listed.files.iter().map(|file| file.base).collect();
+        assert_eq!(bases, [200, 300]);
+        assert_eq!(file_name(200), "00000000000000000200");
+        let none = list_fixed_files(&dir.path().join("none"), 100, KEY).unwrap();
+        assert_eq!(none, FixedFiles::default());
+    }
+
+    #[test]
+    fn what_does_not_belong_there_is_refused_by_name() {
+        let good = ("00000000000000000000", 100);
+        let text = "README does not belong there: its name is not 20 digits";
+        assert_eq!(error(&[good, ("README", 3)]), text);
+        let text = "00000000000000000100 has 99 bytes, 100 are configured \
+                    (mappedFileSizeCommitLog)";
+        assert_eq!(error(&[good, ("00000000000000000100", 99)]), text);
+        let text = "00000000000000000050 does not belong there: its name is not a multiple of \
+                    the file size";
+        assert_eq!(error(&[good, ("00000000000000000050", 100)]), text);
+        let text = "00000000000000000100 is missing between the files before and after it";
+        assert_eq!(error(&[good, ("00000000000000000200", 100)]), text);
+        let empty_first = [("00000000000000000000", 0), ("00000000000000000100", 100)];
+        assert!(error(&empty_first).contains("has 0 bytes"));
+    }
+
+    #[test]
+    fn an_empty_last_file_is_what_a_crash_leaves() {
+        let dir = directory(&[("00000000000000000000", 100), ("00000000000000000100", 0)]);
+        let listed = list_fixed_files(dir.path(), 100, KEY).unwrap();
+        assert_eq!(listed.files.len(), 1);
+        assert_eq!(
+            listed.empty_last,
+            Some(dir.path().join("00000000000000000100"))
+        );
+    }
+
+    #[test]
+    fn queues_are_the_numbered_directories_of_topics() {
+        let dir = tempfile::tempdir().unwrap();
+        for path in ["%RETRY%g/0", "T/3", "T/12", "T/notes"] {
+            fs::create_dir_all(dir.path().join(path)).unwrap();
+        }
+        fs::write(dir.path().join("stray"), b"").unwrap();
+        let queues = list_queues(dir.path()).unwrap();
+        let expected = [("%RETRY%g", 0), ("T", 3), ("T", 12)];
+        assert_eq!(
+            queues,
+            expected.map(|(topic, queue)| (topic.to_owned(), queue))
+        );
+        fs::write(dir.path().join("CURRENT"), b"").unwrap();
+        assert!(matches!(
+            list_queues(dir.path()),
+            Err(LayoutError::RocksDb { .. })
+        ));
+    }
+
+    #[test]
+    fn no_topic_leads_out_of_the_store() {
+        let root = Path::new("/s");
+        assert_eq!(queue_directory(root, "T", 3).unwrap(), Path::new("/s/T/3"));
+        for topic in ["..", "a/b", ""] {
+            assert!(matches!(
+                queue_directory(root, topic, 0),
+                Err(LayoutError::Topic { .. })
+            ));
+        }
+    }
+}

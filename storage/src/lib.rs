@@ -16,6 +16,7 @@ pub mod inspect;
 pub mod layout;
 pub mod lock;
 pub mod log_window;
+pub mod mapped_file;
 pub mod mapping;
 pub mod queue_table;
 pub mod reader;

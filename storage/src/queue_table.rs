@@ -1,1 +1,333 @@
-//! queue_table
+//! All queues of the store, shared by every thread.
+//!
+//! Network cores look queues up and read their entries without a lock; the dispatcher alone
+//! appends entries, the writer alone assigns offsets. A queue stays valid for whoever holds it
+//! after its topic was removed: it is empty then.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+
+use crate::consume_queue::{ConsumeQueue, ConsumeQueueError, Placed, QueueFile};
+use crate::format::consume_entry::ConsumeEntry;
+use crate::layout;
+use crate::mapped_file::MapBudget;
+use crate::mapping::MappingError;
+
+/// Cores that can watch a queue: one bit each.
+pub const WATCHERS_MAX: usize = 64;
+
+/// One queue of a topic.
+#[derive(Debug)]
+pub struct Queue {
+    /// Number of the queue in this process; never given twice.
+    pub slot: u32,
+    /// The topic.
+    pub topic: Arc<str>,
+    /// The queue's id in its topic.
+    pub queue_id: i32,
+    next_offset: AtomicI64,
+    watchers: AtomicU64,
+    removed: AtomicBool,
+    files: ConsumeQueue,
+}
+
+impl Queue {
+    /// The queue offset after the last entry that can be read.
+    pub fn max_offset(&self) -> i64 {
+        self.files.max_offset()
+    }
+
+    /// The smallest queue offset that can be read.
+    pub fn min_offset(&self) -> i64 {
+        self.files.min_offset()
+    }
+
+    /// The queue offset that the next message gets.
+    pub fn next_offset(&self) -> i64 {
+        self.next_offset.load(Ordering::Acquire)
+    }
+
+    /// Sets the next offset: the writer's thread, and recovery before there is one.
+    pub fn set_next_offset(&self, offset: i64) {
+        self.next_offset.store(offset, Ordering::Release);
+    }
+
+    /// Asks for a wake-up of `core` at the next entry. The caller looks at
+    /// [`Self::max_offset`] once more afterwards: an entry that came before is not announced.
+    pub fn watch(&self, core: usize) {
+        assert!(core < WATCHERS_MAX, "core number {core} has no bit");
+        self.watchers.fetch_or(1 << core, Ordering::SeqCst);
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// Takes the cores to wake, one bit each: the dispatcher, after it published entries.
+    pub fn take_watchers(&self) -> u64 {
+        // A load first keeps the cache line shared while nobody waits; the fence orders it
+        // behind the published offset, as `watch` orders its bit before looking at the offset.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if self.watchers.load(Ordering::SeqCst) == 0 {
+            return 0;
+        }
+        self.watchers.swap(0, Ordering::SeqCst)
+    }
+
+    /// Whether the queue's topic was removed.
+    pub fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Acquire)
+    }
+
+    /// The entry at `offset`; `None` outside of min and max.
+    pub fn entry(&self, offset: i64) -> Result<Option<ConsumeEntry>, MappingError> {
+        self.files.entry(offset)
+    }
+
+    /// Appends the entries from `from` on to `out`: at most `max`, none beyond the end of the
+    /// consume-queue file that holds `from`.
+    pub fn entries(
+        &self,
+        from: i64,
+        max: usize,
+        out: &mut Vec<ConsumeEntry>,
+    ) -> Result<(), MappingError> {
+        self.files.entries(from, max, out)
+    }
+
+    /// Queue offset of the first entry in the file after the one that holds `offset`.
+    pub fn next_file_offset(&self, offset: i64) -> i64 {
+        self.files.next_file_offset(offset)
+    }
+
+    /// Log offset after the record of the last entry; 0 without entries.
+    pub fn log_end(&self) -> u64 {
+        self.files.log_end()
+    }
+
+    /// The queue's files with their times, in order.
+    pub fn queue_files(&self) -> Result<Vec<QueueFile>, ConsumeQueueError> {
+        self.files.queue_files()
+    }
+
+    /// Appends and publishes the entry of the record whose queue offset is `offset`: the
+    /// dispatcher's thread. An entry of a removed queue counts as a duplicate.
+    pub fn append(&self, offset: i64, entry: ConsumeEntry) -> Result<Placed, ConsumeQueueError> {
+        self.files.append(offset, entry)
+    }
+
+    /// Waits until every entry appended before is on disk.
+    pub fn flush(&self) -> Result<(), ConsumeQueueError> {
+        self.files.flush()
+    }
+
+    /// Whether something is not on disk yet.
+    pub fn is_dirty(&self) -> bool {
+        self.files.is_dirty()
+    }
+
+    /// Removes every entry whose record begins at `log_offset` or behind it: recovery.
+    pub fn truncate(&self, log_offset: u64) -> Result<(), ConsumeQueueError> {
+        self.files.truncate(log_offset)
+    }
+
+    /// Sets the smallest readable offset for a log that begins at `log_min`.
+    pub fn correct_min(&self, log_min: u64) -> Result<(), ConsumeQueueError> {
+        self.files.correct_min(log_min)
+    }
+
+    /// Deletes files that only name records before `log_min`; returns how many.
+    pub fn delete_before(&self, log_min: u64) -> Result<usize, ConsumeQueueError> {
+        self.files.delete_before(log_min)
+    }
+}
+
+/// The queues of one topic, by queue id.
+type Topic = Arc<ArcSwap<Vec<Arc<Queue>>>>;
+
+/// All queues of the store.
+#[derive(Debug)]
+pub struct QueueTable {
+    directory: PathBuf,
+    file_size: u64,
+    budget: Arc<MapBudget>,
+    topics: papaya::HashMap<Arc<str>, Topic>,
+    slots: papaya::HashMap<u32, Arc<Queue>>,
+    next_slot: AtomicU32,
+    /// Held while queues are made or removed.
+    changes: Mutex<()>,
+}
+
+impl QueueTable {
+    /// A table without queues over the directory `consumequeue`. `file_size` is the configured
+    /// size of queue files; as Apache RocketMQ does, it is rounded up to whole entries.
+    pub fn new(directory: impl Into<PathBuf>, file_size: u64, budget: Arc<MapBudget>) -> Self {
+        Self {
+            directory: directory.into(),
+            file_size: file_size.max(1).next_multiple_of(20),
+            budget,
+            topics: papaya::HashMap::new(),
+            slots: papaya::HashMap::new(),
+            next_slot: AtomicU32::new(0),
+            changes: Mutex::new(()),
+        }
+    }
+
+    /// Opens all queues on disk and finds their ends. Next offsets are the max offsets.
+    pub fn open(
+        directory: impl Into<PathBuf>,
+        file_size: u64,
+        budget: Arc<MapBudget>,
+    ) -> Result<Self, ConsumeQueueError> {
+        let table = Self::new(directory, file_size, budget);
+        for (topic, queue_id) in layout::list_queues(&table.directory)? {
+            let files = ConsumeQueue::open(
+                &table.directory,
+                &topic,
+                queue_id,
+                table.file_size,
+                &table.budget,
+            )?;
+            let changes = table.lock();
+            let queue = table.insert(&changes, &topic, queue_id, files);
+            queue.set_next_offset(queue.max_offset());
+        }
+        Ok(table)
+    }
+
+    /// The directory of all queues.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The queue, if it exists.
+    pub fn get(&self, topic: &str, queue_id: i32) -> Option<Arc<Queue>> {
+        let topics = self.topics.pin();
+        let queues = topics.get(topic)?.load();
+        find(&queues, queue_id).map(|index| Arc::clone(&queues[index]))
+    }
+
+    /// The queue; made when it does not exist. Nothing appears on disk before its first entry.
+    pub fn get_or_create(&self, topic: &str, queue_id: i32) -> Arc<Queue> {
+        if let Some(queue) = self.get(topic, queue_id) {
+            return queue;
+        }
+        let changes = self.lock();
+        if let Some(queue) = self.get(topic, queue_id) {
+            return queue;
+        }
+        let files = ConsumeQueue::empty(
+            &self.directory,
+            topic,
+            queue_id,
+            self.file_size,
+            &self.budget,
+        );
+        self.insert(&changes, topic, queue_id, files)
+    }
+
+    /// The queue with a slot number, unless it was removed.
+    pub fn by_slot(&self, slot: u32) -> Option<Arc<Queue>> {
+        self.slots.pin().get(&slot).map(Arc::clone)
+    }
+
+    /// How many queues there are.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether there is no queue.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// All queues of a topic, by queue id.
+    pub fn queues_of(&self, topic: &str) -> Arc<Vec<Arc<Queue>>> {
+        self.topics
+            .pin()
+            .get(topic)
+            .map(|queues| queues.load_full())
+            .unwrap_or_default()
+    }
+
+    /// All queues, in no order.
+    pub fn all(&self) -> Vec<Arc<Queue>> {
+        self.slots.pin().values().map(Arc::clone).collect()
+    }
+
+    /// Removes a topic's queues with their files; the topic's empty directory goes too.
+    /// Returns whether there was one. After an error the queues are gone from the table, and
+    /// the next start finds what is left of their files.
+    pub fn remove_topic(&self, topic: &str) -> Result<bool, ConsumeQueueError> {
+        let _changes = self.lock();
+        let removed = self
+            .topics
+            .pin()
+            .remove(topic)
+            .map(|queues| queues.load_full());
+        let Some(queues) = removed else {
+            return Ok(false);
+        };
+        let slots = self.slots.pin();
+        for queue in queues.iter() {
+            queue.removed.store(true, Ordering::Release);
+            slots.remove(&queue.slot);
+        }
+        for queue in queues.iter() {
+            queue.files.destroy()?;
+        }
+        // Apache leaves the empty directory; it means nothing to it.
+        let _ = std::fs::remove_dir(self.directory.join(topic));
+        Ok(true)
+    }
+
+    /// Log offset after the last record that any queue knows; `None` without entries.
+    pub fn log_end(&self) -> Option<u64> {
+        self.slots
+            .pin()
+            .values()
+            .map(|queue| queue.log_end())
+            .max()
+            .filter(|end| *end > 0)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn insert(
+        &self,
+        _changes: &MutexGuard<'_, ()>,
+        topic: &str,
+        queue_id: i32,
+        files: ConsumeQueue,
+    ) -> Arc<Queue> {
+        let topics = self.topics.pin();
+        let (topic, queues) = match topics.get_key_value(topic) {
+            Some((topic, queues)) => (Arc::clone(topic), Arc::clone(queues)),
+            None => (Arc::from(topic), Topic::default()),
+        };
+        let queue = Arc::new(Queue {
+            slot: self.next_slot.fetch_add(1, Ordering::Relaxed),
+            topic: Arc::clone(&topic),
+            queue_id,
+            next_offset: AtomicI64::new(0),
+            watchers: AtomicU64::new(0),
+            removed: AtomicBool::new(false),
+            files,
+        });
+        self.slots.pin().insert(queue.slot, Arc::clone(&queue));
+        let mut list = queues.load_full().as_ref().clone();
+        let place = list.partition_point(|other| other.queue_id < queue_id);
+        list.insert(place, Arc::clone(&queue));
+        queues.store(Arc::new(list));
+        topics.insert(topic, queues);
+        queue
+    }
+}
+
+fn find(queues: &[Arc<Queue>], queue_id: i32) -> Option<usize> {
+    queues
+        .binary_search_by_key(&queue_id, |queue| queue.queue_id)
+        .ok()
+}

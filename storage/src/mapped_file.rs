@@ -1,0 +1,351 @@
+//! Files that are mapped while they are in use, under one cap on all mappings together.
+//!
+//! A process may have about 65,000 mappings (`vm.max_map_count`), and a store may have more
+//! queue files than that. A [`MappedFile`] maps itself at its first access; when the cap is
+//! reached, files that were not used since the last round lose their mapping (a clock, with
+//! the active files in it too) and map themselves again at the next access. Stores already made
+//! stay in the page cache. Accesses to a mapped file take no lock.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use arc_swap::ArcSwapOption;
+use nix::fcntl::AtFlags;
+
+use crate::mapping::{Access, Advice, Mapping, MappingError};
+
+/// How many mappings all [`MappedFile`]s of a store may have together.
+#[derive(Debug)]
+pub struct MapBudget {
+    limit: usize,
+    clock: Mutex<Clock>,
+}
+
+#[derive(Debug, Default)]
+struct Clock {
+    mapped: usize,
+    ring: VecDeque<Weak<MappedFile>>,
+}
+
+impl MapBudget {
+    /// Allows `limit` mappings, at least one.
+    pub fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self {
+            limit: limit.max(1),
+            clock: Mutex::default(),
+        })
+    }
+
+    /// Half of what the kernel allows a process (`vm.max_map_count`).
+    pub fn of_host() -> Arc<Self> {
+        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+        let allowed: usize = text.trim().parse().unwrap_or(65_530);
+        Self::new(allowed / 2)
+    }
+
+    /// How many files are mapped now.
+    pub fn mapped(&self) -> usize {
+        self.lock().mapped
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Clock> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clock {
+    /// Unmaps files until there is room for one more under `limit`. Returns the files it
+    /// looked at: dropping the last reference to one takes the lock that the caller holds.
+    #[must_use]
+    fn make_room(&mut self, limit: usize) -> Vec<Arc<MappedFile>> {
+        let mut seen = Vec::new();
+        // Two rounds: the first may find every file used, the second then finds none used.
+        let mut looks = 2 * self.ring.len();
+        while looks > 0 && (self.mapped >= limit || self.ring.len() > 2 * self.mapped + 64) {
+            looks -= 1;
+            let Some(weak) = self.ring.pop_front() else {
+                break;
+            };
+            let Some(file) = weak.upgrade() else { continue };
+            if file.used.swap(false, Ordering::Relaxed) || self.mapped < limit {
+                self.ring.push_back(weak);
+            } else if file.mapping.swap(None).is_some() {
+                self.mapped -= 1;
+            }
+            seen.push(file);
+        }
+        seen
+    }
+}
+
+/// A file of fixed size that maps itself when it is accessed.
+#[derive(Debug)]
+pub struct MappedFile {
+    path: PathBuf,
+    size: u64,
+    advice: Advice,
+    budget: Arc<MapBudget>,
+    mapping: ArcSwapOption<Mapping>,
+    used: AtomicBool,
+    removed: AtomicBool,
+}
+
+impl MappedFile {
+    /// A file that exists with exactly `size` bytes; checked at the first access.
+    pub fn existing(
+        path: PathBuf,
+        size: u64,
+        advice: Advice,
+        budget: &Arc<MapBudget>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            path,
+            size,
+            advice,
+            budget: Arc::clone(budget),
+            mapping: ArcSwapOption::empty(),
+            used: AtomicBool::new(false),
+            removed: AtomicBool::new(false),
+        })
+    }
+
+    /// Creates a sparse file that has its full size from the moment its name appears. The
+    /// directory is made when it is missing.
+    pub fn create(
+        path: PathBuf,
+        size: u64,
+        advice: Advice,
+        budget: &Arc<MapBudget>,
+    ) -> Result<Arc<Self>, MappingError> {
+        create_sparse(&path, size).map_err(|source| MappingError::File {
+            action: "create",
+            path: path.clone(),
+            source,
+        })?;
+        Ok(Self::existing(path, size, advice, budget))
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file's size.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Copies the bytes at `position` into `out`.
+    pub fn read_at(self: &Arc<Self>, position: u64, out: &mut [u8]) -> Result<(), MappingError> {
+        self.with(|mapping| mapping.read_at(position, out))
+    }
+
+    /// Stores `bytes` at `position`; only one thread stores to a file.
+    pub fn write_at(self: &Arc<Self>, position: u64, bytes: &[u8]) -> Result<(), MappingError> {
+        self.with(|mapping| mapping.write_at(position, bytes))
+    }
+
+    /// Waits until the range is on disk.
+    pub fn sync(self: &Arc<Self>, position: u64, len: u64) -> Result<(), MappingError> {
+        self.with(|mapping| mapping.sync(position, len))
+    }
+
+    /// Tells the kernel how the file is going to be read from here on.
+    pub fn advise(self: &Arc<Self>, advice: Advice) -> Result<(), MappingError> {
+        self.with(|mapping| {
+            mapping.advise(advice);
+            Ok(())
+        })
+    }
+
+    /// When the file was last written, by the file system's clock.
+    pub fn modified(&self) -> io::Result<std::time::SystemTime> {
+        std::fs::metadata(&self.path)?.modified()
+    }
+
+    /// Deletes the file; accesses fail from then on. A file that is gone already is no error.
+    pub fn remove(&self) -> io::Result<()> {
+        self.removed.store(true, Ordering::Release);
+        self.unmap();
+        match std::fs::remove_file(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn with<T>(
+        self: &Arc<Self>,
+        access: impl FnOnce(&Mapping) -> Result<T, MappingError>,
+    ) -> Result<T, MappingError> {
+        if let Some(mapping) = &*self.mapping.load() {
+            if !self.used.load(Ordering::Relaxed) {
+                self.used.store(true, Ordering::Relaxed);
+            }
+            return access(mapping);
+        }
+        access(&*self.map()?)
+    }
+
+    fn map(self: &Arc<Self>) -> Result<Arc<Mapping>, MappingError> {
+        // Declared before the lock, so that it is dropped after it.
+        let _seen;
+        let mut clock = self.budget.lock();
+        if let Some(mapping) = &*self.mapping.load() {
+            return Ok(Arc::clone(mapping));
+        }
+        if self.removed.load(Ordering::Acquire) {
+            let source = io::ErrorKind::NotFound.into();
+            return Err(MappingError::File {
+                action: "open",
+                path: self.path.clone(),
+                source,
+            });
+        }
+        _seen = clock.make_room(self.budget.limit);
+        let mapping = Arc::new(Mapping::open(&self.path, self.size, Access::ReadWrite)?);
+        mapping.advise(self.advice);
+        self.used.store(true, Ordering::Relaxed);
+        self.mapping.store(Some(Arc::clone(&mapping)));
+        clock.mapped += 1;
+        clock.ring.push_back(Arc::downgrade(self));
+        Ok(mapping)
+    }
+
+    fn unmap(&self) {
+        let mut clock = self.budget.lock();
+        if self.mapping.swap(None).is_some() {
+            clock.mapped -= 1;
+        }
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        self.unmap();
+    }
+}
+
+/// Makes a directory durable: the names in it survive a crash of the machine.
+pub fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+fn create_sparse(path: &Path, size: u64) -> io::Result<()> {
+    let parent = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    std::fs::create_dir_all(parent)?;
+    let unnamed = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_TMPFILE)
+        .open(parent);
+    if let Ok(file) = unnamed {
+        file.set_len(size)?;
+        let from = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let here = nix::fcntl::AT_FDCWD;
+        let linked =
+            nix::unistd::linkat(here, from.as_str(), here, path, AtFlags::AT_SYMLINK_FOLLOW);
+        match linked {
+            Ok(()) => return Ok(()),
+            Err(nix::errno::Errno::EEXIST) => return Err(io::ErrorKind::AlreadyExists.into()),
+            Err(_) => {}
+        }
+    }
+    // A file system without unnamed files: the size follows the name at once, and a file that
+    // a crash left empty in between is recognised when the store opens.
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path)?;
+    file.set_len(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn create(dir: &Path, name: &str, budget: &Arc<MapBudget>) -> Arc<MappedFile> {
+        MappedFile::create(dir.join(name), 5_000, Advice::Random, budget).unwrap()
+    }
+
+    #[test]
+    fn a_new_file_has_its_full_size_and_takes_no_space() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let budget = MapBudget::new(4);
+        let path = dir.path().join("topic/0/00000000000000000000");
+        MappedFile::create(path.clone(), 6_000_000, Advice::Random, &budget).unwrap();
+        let metadata = std::fs::metadata(&path).unwrap();
+        assert_eq!(metadata.len(), 6_000_000);
+        assert!(metadata.blocks() * 512 < 100_000);
+        let again = MappedFile::create(path, 6_000_000, Advice::Random, &budget).unwrap_err();
+        assert!(matches!(
+            again,
+            MappingError::File {
+                action: "create",
+                ..
+            }
+        ));
+    }
+
+    #[test]
+    fn no_more_files_are_mapped_than_the_budget_allows_and_nothing_is_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = MapBudget::new(3);
+        let files: Vec<_> = (0..20)
+            .map(|name| create(dir.path(), &name.to_string(), &budget))
+            .collect();
+        for round in 0..5u8 {
+            for (number, file) in files.iter().enumerate() {
+                file.write_at(u64::from(round), &[number as u8 + round])
+                    .unwrap();
+                assert!(budget.mapped() <= 3);
+            }
+        }
+        for (number, file) in files.iter().enumerate() {
+            let mut bytes = [0; 5];
+            file.read_at(0, &mut bytes).unwrap();
+            let number = number as u8;
+            assert_eq!(
+                bytes,
+                [number, number + 1, number + 2, number + 3, number + 4]
+            );
+        }
+        drop(files);
+        assert_eq!(budget.mapped(), 0);
+    }
+
+    #[test]
+    fn files_in_use_keep_their_mapping_before_idle_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = MapBudget::new(2);
+        let busy = create(dir.path(), "busy", &budget);
+        for name in 0..10 {
+            busy.write_at(0, &[1]).unwrap();
+            let before = Arc::as_ptr(&busy.mapping.load_full().unwrap());
+            create(dir.path(), &name.to_string(), &budget)
+                .write_at(0, &[1])
+                .unwrap();
+            busy.write_at(0, &[1]).unwrap();
+            assert_eq!(Arc::as_ptr(&busy.mapping.load_full().unwrap()), before);
+        }
+    }
+
+    #[test]
+    fn a_removed_file_is_an_error_and_no_new_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = MapBudget::new(2);
+        let file = create(dir.path(), "gone", &budget);
+        file.write_at(0, &[1]).unwrap();
+        file.remove().unwrap();
+        file.remove().unwrap();
+        assert!(file.read_at(0, &mut [0]).is_err());
+        assert_eq!((budget.mapped(), file.path().exists()), (0, false));
+    }
+}
