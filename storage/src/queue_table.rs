@@ -331,3 +331,100 @@ fn find(queues: &[Arc<Queue>], queue_id: i32) -> Option<usize> {
         .binary_search_by_key(&queue_id, |queue| queue.queue_id)
         .ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u64 = 2_000;
+
+    fn entry(number: u64) -> ConsumeEntry {
+        ConsumeEntry {
+            physical_offset: number * 100,
+            size: 100,
+            tags_code: 0,
+        }
+    }
+
+    fn open(directory: &Path) -> QueueTable {
+        QueueTable::open(directory, SIZE, MapBudget::new(10)).unwrap()
+    }
+
+    #[test]
+    fn queues_are_found_by_name_and_by_slot_and_come_back_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let table = open(dir.path());
+        for (topic, queue_id, count) in [("A", 1, 3), ("A", 0, 1), ("B", 0, 2)] {
+            let queue = table.get_or_create(topic, queue_id);
+            assert_eq!(table.get_or_create(topic, queue_id).slot, queue.slot);
+            assert_eq!(table.by_slot(queue.slot).unwrap().queue_id, queue_id);
+            for offset in 0..count {
+                queue.append(offset, entry(offset as u64)).unwrap();
+            }
+        }
+        table.get_or_create("C", 0);
+        assert_eq!(table.len(), 4);
+        let ids: Vec<_> = table
+            .queues_of("A")
+            .iter()
+            .map(|queue| queue.queue_id)
+            .collect();
+        assert_eq!(ids, [0, 1]);
+        assert!(table.get("A", 2).is_none() && table.get("D", 0).is_none());
+        assert_eq!(table.log_end(), Some(300));
+
+        drop(table);
+        let table = open(dir.path());
+        assert_eq!(table.len(), 3, "a queue without an entry has no file");
+        let queue = table.get("A", 1).unwrap();
+        assert_eq!((queue.max_offset(), queue.next_offset()), (3, 3));
+        assert_eq!(table.log_end(), Some(300));
+    }
+
+    #[test]
+    fn a_removed_topic_is_gone_and_its_name_can_be_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let table = open(dir.path());
+        let old = table.get_or_create("A", 0);
+        old.append(0, entry(0)).unwrap();
+        table.get_or_create("B", 0).append(0, entry(1)).unwrap();
+        assert!(table.remove_topic("A").unwrap());
+        assert!(!table.remove_topic("A").unwrap());
+        assert!(table.get("A", 0).is_none() && table.by_slot(old.slot).is_none());
+        assert!(old.is_removed() && !dir.path().join("A").exists());
+        assert_eq!(old.append(1, entry(2)).unwrap(), Placed::Duplicate);
+        assert!(!dir.path().join("A").exists());
+        let new = table.get_or_create("A", 0);
+        assert_ne!(new.slot, old.slot);
+        assert_eq!(new.append(0, entry(3)).unwrap(), Placed::Appended);
+        assert_eq!(table.get("B", 0).unwrap().max_offset(), 1);
+    }
+
+    #[test]
+    fn watchers_are_taken_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let queue = open(dir.path()).get_or_create("A", 0);
+        queue.watch(3);
+        queue.watch(63);
+        queue.watch(3);
+        assert_eq!(queue.take_watchers(), 1 << 3 | 1 << 63);
+        assert_eq!(queue.take_watchers(), 0);
+    }
+
+    #[test]
+    fn one_queue_is_made_however_many_threads_ask_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let table = open(dir.path());
+        let slots: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| table.get_or_create("A", 7).slot))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        assert!(slots.iter().all(|slot| *slot == slots[0]), "{slots:?}");
+        assert_eq!(table.len(), 1);
+    }
+}
