@@ -5,8 +5,32 @@
 //! `max_offset` again cannot sleep through a message.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use std::thread::Thread;
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+
+use crate::error::DispatchError;
+use crate::format::consume_entry::ConsumeEntry;
+use crate::format::properties::names;
+use crate::format::record::Record;
+use crate::log_window::{LOOK_BYTES, LogWindow, WindowLimits};
+use crate::queue_table::QueueTable;
+use crate::tail::TailReader;
+use crate::watermarks::Watermarks;
+
+/// Topic whose entries hold the time of delivery instead of a tag code.
+pub const SCHEDULE_TOPIC: &str = "SCHEDULE_TOPIC_XXXX";
+
+/// Records between two looks at who waits.
+const BATCH: usize = 64;
+
+/// Pause before an entry that could not be stored is tried again.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Longest sleep; a lost wake-up would cost this much.
+const IDLE_PAUSE: Duration = Duration::from_millis(500);
 
 /// Wakes network cores; implemented by the broker.
 pub trait Waker: Send + Sync {
@@ -135,4 +159,260 @@ impl WakeQueue {
     pub fn wait_dispatched(&self, log_offset: u64) {
         self.state.waiting_until.store(log_offset, Ordering::SeqCst);
     }
+}
+
+/// The dispatcher's ends of all wake queues.
+pub(crate) struct CoreWakes {
+    slots: Vec<rtrb::Producer<u32>>,
+    states: Vec<Arc<CoreState>>,
+    waker: Arc<dyn Waker>,
+    /// Bit per core that has something new.
+    touched: u64,
+}
+
+/// Wake queues for `cores` cores, at most 64, and the dispatcher's ends of them.
+pub(crate) fn wake_queues(
+    cores: usize,
+    capacity: usize,
+    waker: Arc<dyn Waker>,
+) -> (CoreWakes, Vec<WakeQueue>) {
+    assert!(cores <= 64, "a queue keeps one bit per watching core");
+    let mut wakes = CoreWakes {
+        slots: Vec::new(),
+        states: Vec::new(),
+        waker,
+        touched: 0,
+    };
+    let mut queues = Vec::new();
+    for _ in 0..cores {
+        let (producer, consumer) = rtrb::RingBuffer::new(capacity);
+        let state = Arc::new(CoreState {
+            overflow: AtomicBool::new(false),
+            waiting_until: AtomicU64::new(u64::MAX),
+        });
+        wakes.slots.push(producer);
+        wakes.states.push(Arc::clone(&state));
+        queues.push(WakeQueue {
+            slots: consumer,
+            state,
+        });
+    }
+    (wakes, queues)
+}
+
+impl CoreWakes {
+    /// Reports a queue that grew to the cores of `watchers`, a bit each.
+    fn report(&mut self, slot: u32, mut watchers: u64) {
+        while watchers != 0 {
+            let core = watchers.trailing_zeros() as usize;
+            watchers &= watchers - 1;
+            let Some(queue) = self.slots.get_mut(core) else {
+                continue;
+            };
+            if queue.push(slot).is_err() {
+                self.states[core].overflow.store(true, Ordering::SeqCst);
+            }
+            self.touched |= 1 << core;
+        }
+    }
+
+    /// Wakes the cores with news, and those that waited for the log to be dispatched up to `dispatched`.
+    fn wake(&mut self, dispatched: u64) {
+        for (core, state) in self.states.iter().enumerate() {
+            let until = state.waiting_until.load(Ordering::SeqCst);
+            // Only this wish is taken back; one that the core put in its place meanwhile stands.
+            let reached = until <= dispatched
+                && state
+                    .waiting_until
+                    .compare_exchange(until, u64::MAX, Ordering::SeqCst, Ordering::SeqCst)
+                    .is_ok();
+            if reached || self.touched & (1 << core) != 0 {
+                self.waker.wake(core);
+            }
+        }
+        self.touched = 0;
+    }
+}
+
+/// What the dispatcher tells the rest of the store.
+#[derive(Debug, Default)]
+pub(crate) struct DispatchState {
+    /// Why entries cannot be stored now; appends are refused meanwhile.
+    pub(crate) fault: ArcSwapOption<String>,
+    /// Store time, in milliseconds, of a record at or below the dispatched watermark; the latest but a batch.
+    pub(crate) last_timestamp: AtomicI64,
+}
+
+/// Turns records into entries; owned by the dispatcher thread.
+pub(crate) struct Dispatcher {
+    pub(crate) receiver: DispatchReceiver,
+    pub(crate) table: Arc<QueueTable>,
+    pub(crate) watermarks: Arc<Watermarks>,
+    pub(crate) tail: TailReader,
+    pub(crate) window: LogWindow,
+    pub(crate) delay_levels_ms: Vec<u64>,
+    pub(crate) wakes: CoreWakes,
+    pub(crate) state: Arc<DispatchState>,
+    /// Bytes of the record at hand.
+    pub(crate) record: Vec<u8>,
+}
+
+impl Dispatcher {
+    /// Runs until the writer has gone and everything it handed over is dispatched, or cannot be.
+    pub(crate) fn run(mut self) {
+        // The thread is set once: one dispatcher takes the receiver.
+        let _ = self.receiver.bell.thread.set(std::thread::current());
+        loop {
+            let closed = self.receiver.bell.closed.load(Ordering::SeqCst);
+            match self.batch() {
+                Ok(true) => {}
+                Ok(false) if closed => return,
+                Ok(false) => self.sleep(),
+                Err(Stopped) => return,
+            }
+        }
+    }
+
+    /// Sleeps until the writer rings, unless something came meanwhile.
+    fn sleep(&self) {
+        let bell = &self.receiver.bell;
+        bell.asleep.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if self.receiver.items.is_empty() && !bell.closed.load(Ordering::SeqCst) {
+            std::thread::park_timeout(IDLE_PAUSE);
+        }
+        bell.asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// Dispatches what is there, at most one batch; false if nothing was.
+    fn batch(&mut self) -> Result<bool, Stopped> {
+        let (mut end, mut time) = (None, None);
+        for _ in 0..BATCH {
+            let Ok(item) = self.receiver.items.pop() else {
+                break;
+            };
+            time = self.dispatch(item)?.or(time);
+            end = Some(item.physical_offset + u64::from(item.size));
+        }
+        let Some(end) = end else {
+            return Ok(false);
+        };
+        self.watermarks.advance_dispatched(end);
+        if let Some(time) = time {
+            self.state.last_timestamp.store(time, Ordering::SeqCst);
+        }
+        // The mark is published before the wishes are read: a core that sets one looks at the mark afterwards.
+        fence(Ordering::SeqCst);
+        self.wakes.wake(end);
+        Ok(true)
+    }
+
+    /// Dispatches one record, for as long as it takes; its store time if it could be read.
+    fn dispatch(&mut self, item: DispatchItem) -> Result<Option<i64>, Stopped> {
+        let mut failing = false;
+        loop {
+            match self.try_dispatch(&item) {
+                Ok(time) => {
+                    if failing {
+                        tracing::info!("queue and index entries can be stored again");
+                        self.state.fault.store(None);
+                    }
+                    return Ok(time);
+                }
+                Err(error) => {
+                    if !failing {
+                        tracing::error!(%error, "cannot store queue or index entries; trying again");
+                    }
+                    failing = true;
+                    self.state.fault.store(Some(Arc::new(error.to_string())));
+                    if self.receiver.bell.closed.load(Ordering::SeqCst) {
+                        return Err(Stopped);
+                    }
+                    std::thread::park_timeout(RETRY_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn try_dispatch(&mut self, item: &DispatchItem) -> Result<Option<i64>, DispatchError> {
+        if !self.load(item)? {
+            let offset = item.physical_offset;
+            tracing::error!(offset, "a record that was just written cannot be read back");
+            return Ok(None);
+        }
+        let bytes = std::mem::take(&mut self.record);
+        let stored = match Record::decode(&bytes) {
+            Ok(record) => self.store_entries(item, &record),
+            Err(problem) => {
+                tracing::error!(offset = item.physical_offset, %problem, "not a record");
+                Ok(None)
+            }
+        };
+        self.record = bytes;
+        stored
+    }
+
+    /// Takes the record's bytes from the tail, or from its file if this thread is that far behind.
+    fn load(&mut self, item: &DispatchItem) -> Result<bool, DispatchError> {
+        self.record.clear();
+        let size = item.size as usize;
+        if self.tail.copy(item.physical_offset, size, &mut self.record) {
+            return Ok(true);
+        }
+        let limits = WindowLimits {
+            end: self.watermarks.acknowledged(),
+            active_base: self.window.base_of(self.watermarks.written()),
+        };
+        let bytes = self
+            .window
+            .bytes(item.physical_offset, size, limits, LOOK_BYTES)?;
+        self.record.extend_from_slice(bytes.unwrap_or_default());
+        Ok(self.record.len() == size)
+    }
+
+    fn store_entries(
+        &mut self,
+        item: &DispatchItem,
+        record: &Record<'_>,
+    ) -> Result<Option<i64>, DispatchError> {
+        let queue = (item.slot != NO_QUEUE)
+            .then(|| self.table.by_slot(item.slot))
+            .flatten();
+        if let Some(queue) = queue {
+            let entry = ConsumeEntry {
+                physical_offset: item.physical_offset,
+                size: item.size,
+                tags_code: entry_tags_code(record, &self.delay_levels_ms),
+            };
+            queue.append(item.queue_offset, entry)?;
+            // The entry is shown; only now is asked who waits for it.
+            let watchers = queue.take_watchers();
+            if watchers != 0 {
+                self.wakes.report(queue.slot, watchers);
+            }
+        }
+        Ok(Some(record.store_timestamp()))
+    }
+}
+
+/// The writer has gone and the entry at hand cannot be stored.
+struct Stopped;
+
+/// The tags field of a record's queue entry (docs/format.md, Tag code): the hash of its tags, or for a record
+/// of the schedule topic the time of delivery.
+pub(crate) fn entry_tags_code(record: &Record<'_>, delay_levels_ms: &[u64]) -> i64 {
+    if record.topic() == SCHEDULE_TOPIC
+        && let Some(level) = record.properties().get_i64(names::DELAY)
+        && level > 0
+    {
+        let level = usize::try_from(level)
+            .unwrap_or(usize::MAX)
+            .min(delay_levels_ms.len());
+        let delay = level
+            .checked_sub(1)
+            .and_then(|index| delay_levels_ms.get(index));
+        let delay = delay.copied().unwrap_or(1000);
+        return record.store_timestamp().saturating_add_unsigned(delay);
+    }
+    record.tags_code()
 }

@@ -5,6 +5,11 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::consume_queue::ConsumeQueueError;
+use crate::layout::LayoutError;
+use crate::mapping::MappingError;
+use crate::tail::TailError;
+
 /// A file operation that failed: what was tried, where, and what the system said.
 #[derive(Debug, Error)]
 #[error("cannot {what} {}: {source}", path.display())]
@@ -41,24 +46,18 @@ pub enum OpenError {
         /// Process that holds the lock, where the system tells.
         holder: Option<i32>,
     },
-    /// The consume queues are a RocksDB database.
-    #[error(
-        "{} is a RocksDB database (storeType=defaultRocksDB), which SaturnMQ cannot read; move that \
-         directory away and the queues are rebuilt from the commit log",
-        path.display()
-    )]
-    RocksDb {
-        /// The consume-queue directory.
-        path: PathBuf,
-    },
-    /// A file that does not belong where it stands, or has the wrong length.
-    #[error("{}: {problem}", path.display())]
-    Layout {
-        /// The offending file.
-        path: PathBuf,
-        /// What is wrong with it and what to do.
-        problem: String,
-    },
+    /// A file that does not belong where it stands, has the wrong length or is missing, or queues kept in RocksDB.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A consume queue cannot be opened or repaired.
+    #[error(transparent)]
+    Queue(#[from] ConsumeQueueError),
+    /// A file cannot be mapped.
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
+    /// The tail cache cannot be made.
+    #[error(transparent)]
+    Tail(#[from] TailError),
     /// The configuration contradicts itself or the directory.
     #[error("{0}")]
     Config(String),
@@ -104,15 +103,21 @@ pub enum ReadError {
         /// What does not fit.
         problem: String,
     },
-    /// A queue or index file could not be mapped or faulted while it was read.
-    #[error("cannot read {}: {problem}", path.display())]
-    Mapping {
-        /// The file.
-        path: PathBuf,
-        /// What happened.
-        problem: String,
-    },
+    /// A queue or index file could not be mapped, or failed while it was read.
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
     /// A file operation failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// Why a record's entries could not be stored.
+#[derive(Debug, Error)]
+pub enum DispatchError {
+    /// The queue entry.
+    #[error(transparent)]
+    Queue(#[from] ConsumeQueueError),
+    /// The record could not be read back.
     #[error(transparent)]
     File(#[from] FileError),
 }

@@ -4,8 +4,6 @@
 //! stepped over, since later records were acknowledged and a cut would lose them; from `strict_from` on, the
 //! first bytes that are no intact record end the log, for that is what a torn write looks like.
 
-use std::path::PathBuf;
-
 use crate::error::{FileError, OpenError};
 use crate::format::record::{Decoded, Record, RecordError, decode};
 use crate::log_window::{LogWindow, SCAN_BYTES, WindowLimits};
@@ -258,28 +256,171 @@ fn decodes(window: &mut LogWindow, at: u64, file_end: u64) -> Result<bool, FileE
     Ok(Record::decode(record_bytes(window, at, file_end)?).is_ok())
 }
 
-/// Refuses a log with a file missing between others: cutting there would lose everything behind it.
-pub fn check_bases(
-    bases: &[u64],
-    file_size: u64,
-    directory: &std::path::Path,
-) -> Result<(), OpenError> {
-    let misplaced = bases.iter().find(|base| *base % file_size != 0);
-    if let Some(base) = misplaced {
-        return Err(OpenError::Layout {
-            path: directory.join(format!("{base:020}")),
-            problem: format!("its name is no multiple of mappedFileSizeCommitLog={file_size}"),
-        });
-    }
-    match bases.windows(2).find(|pair| pair[1] != pair[0] + file_size) {
-        Some(pair) => Err(OpenError::Layout {
-            path: missing_file(directory, pair[0] + file_size),
-            problem: "this log file is missing between others; restore it from a backup".into(),
-        }),
-        None => Ok(()),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
 
-fn missing_file(directory: &std::path::Path, base: u64) -> PathBuf {
-    directory.join(format!("{base:020}"))
+    use super::*;
+    use crate::format::message::{MessageParts, assign, blank_record, encode_into, encoded_len};
+
+    const FILE: u64 = 16_384;
+
+    /// Records of one queue laid out as the writer would, and where they stand.
+    fn log(bodies: &[usize]) -> (Vec<u8>, Vec<u64>) {
+        let (mut bytes, mut places) = (Vec::new(), Vec::new());
+        for (index, size) in bodies.iter().enumerate() {
+            let body = vec![b'a' + (index % 26) as u8; *size];
+            let host = ([127, 0, 0, 1], 10911).into();
+            let parts = MessageParts {
+                topic: "Orders",
+                queue_id: 0,
+                flag: 0,
+                sys_flag: 0,
+                born_timestamp: 1,
+                born_host: host,
+                store_host: host,
+                reconsume_times: 0,
+                prepared_transaction_offset: 0,
+                body: &body,
+                properties: &[b"TAGS\x01a"],
+            };
+            let len = encoded_len(&parts).unwrap();
+            let left = FILE - bytes.len() as u64 % FILE;
+            if len as u64 + 8 > left {
+                bytes.extend(blank_record(left as u32));
+                bytes.resize(bytes.len() + left as usize - 8, 0);
+            }
+            let at = bytes.len();
+            bytes.resize(at + len, 0);
+            encode_into(&parts, &mut bytes[at..]).unwrap();
+            assign(
+                &mut bytes[at..],
+                index as i64,
+                at as u64,
+                1000 + index as i64,
+            );
+            places.push(at as u64);
+        }
+        (bytes, places)
+    }
+
+    fn write(dir: &Path, bytes: &[u8]) -> Vec<u64> {
+        let chunks = bytes.chunks(FILE as usize).enumerate();
+        let names = chunks.map(|(index, piece)| {
+            let mut whole = piece.to_vec();
+            whole.resize(FILE as usize, 0);
+            let base = index as u64 * FILE;
+            std::fs::write(dir.join(format!("{base:020}")), whole).unwrap();
+            base
+        });
+        names.collect()
+    }
+
+    /// Scans what `bytes` make on disk: where it ends, and the offsets seen with whether they are damaged.
+    fn scan_bytes(bytes: &[u8], strict_from: u64) -> (ScanEnd, Vec<(u64, bool)>) {
+        let dir = tempfile::tempdir().unwrap();
+        let bases = write(dir.path(), bytes);
+        let range = ScanRange {
+            bases: &bases,
+            file_size: FILE,
+            from: 0,
+            strict_from,
+            in_flight_from: strict_from,
+            check_crc: true,
+        };
+        let mut seen = Vec::new();
+        let mut window = LogWindow::new(dir.path(), FILE);
+        let end = scan(&mut window, &range, &mut |scanned| {
+            seen.push((scanned.offset, scanned.damaged));
+            Ok(())
+        });
+        (end.unwrap(), seen)
+    }
+
+    fn intact(places: &[u64]) -> Vec<(u64, bool)> {
+        places.iter().map(|place| (*place, false)).collect()
+    }
+
+    #[test]
+    fn a_log_is_walked_to_its_end_across_files() {
+        let (bytes, places) = log(&[1000; 40]);
+        let (end, seen) = scan_bytes(&bytes, 0);
+        assert_eq!(seen, intact(&places));
+        assert_eq!((end.end, end.records), (bytes.len() as u64, 40));
+        assert_eq!((end.last_timestamp, end.damage_count), (1039, 0));
+        assert_eq!(end.reason, Some(RecordError::Magic { found: 0 }));
+    }
+
+    #[test]
+    fn an_empty_log_ends_where_it_begins() {
+        assert_eq!(scan_bytes(&[], 0).0.end, 0);
+        assert_eq!(scan_bytes(&[0; 16_384], 0).0.end, 0);
+    }
+
+    #[test]
+    fn a_blank_without_a_next_file_is_overwritten_and_with_one_it_is_passed() {
+        let (mut bytes, places) = log(&[1000; 14]);
+        let end = bytes.len();
+        let blank = blank_record((FILE as usize - end) as u32);
+        bytes.extend(blank);
+        assert_eq!(scan_bytes(&bytes, 0).0.end, end as u64);
+        bytes.resize(FILE as usize, 0);
+        bytes.resize(FILE as usize * 2, 0);
+        let (found, seen) = scan_bytes(&bytes, 0);
+        assert_eq!((found.end, seen), (FILE, intact(&places)));
+    }
+
+    #[test]
+    fn torn_bytes_end_the_log_where_writes_can_be_torn() {
+        let (bytes, places) = log(&[1000; 12]);
+        // Any one sector of the last three records lost: the log ends before the record it belongs to.
+        for sector in (places[9] / 512 + 1)..(bytes.len() as u64 / 512) {
+            let mut torn = bytes.clone();
+            let from = sector as usize * 512;
+            torn[from..from + 512].fill(0);
+            let first = places.partition_point(|place| *place < from as u64 + 512) - 1;
+            let hit = places.partition_point(|place| *place <= from as u64) - 1;
+            let (found, seen) = scan_bytes(&torn, 0);
+            assert!(
+                found.end == places[hit] || found.end == places[first],
+                "sector {sector}"
+            );
+            assert_eq!(seen, intact(&places[..seen.len()]));
+        }
+    }
+
+    #[test]
+    fn damage_in_older_files_costs_only_the_damaged_records() {
+        let (mut bytes, places) = log(&[1000; 60]);
+        bytes[places[3] as usize + 200] ^= 1;
+        bytes[places[20] as usize + 6] ^= 1;
+        let (found, seen) = scan_bytes(&bytes, FILE * 3);
+        assert_eq!(found.end, bytes.len() as u64);
+        let mut expected = intact(&places);
+        expected[3].1 = true;
+        expected.remove(20);
+        assert_eq!(seen, expected);
+        let places_of_damage: Vec<u64> = found.damage.iter().map(|damage| damage.offset).collect();
+        assert_eq!(places_of_damage, [places[3], places[20]]);
+        assert_eq!(scan_bytes(&bytes, 0).0.end, places[3]);
+    }
+
+    #[test]
+    fn absurd_sizes_behind_a_valid_magic_end_the_log() {
+        for size in [i32::MAX, -1, 0, 7, 90, 20_000] {
+            let (mut bytes, places) = log(&[500; 5]);
+            let at = places[4] as usize;
+            bytes[at..at + 4].copy_from_slice(&size.to_be_bytes());
+            assert_eq!(scan_bytes(&bytes, 0).0.end, places[4], "size {size}");
+        }
+    }
+
+    #[test]
+    fn a_record_that_names_another_place_stays_in_the_log_unread() {
+        let (mut bytes, places) = log(&[500; 5]);
+        bytes[places[4] as usize + 33] ^= 1;
+        let (found, seen) = scan_bytes(&bytes, 0);
+        assert_eq!((found.end, found.damage_count), (bytes.len() as u64, 1));
+        assert_eq!(seen, intact(&places[..4]));
+    }
 }
