@@ -70,11 +70,10 @@ fn read_member(
         Member::Flag => number(lexer, text, "flag", &mut head.flag, scratch),
         Member::Language => language(lexer, text, head, scratch),
         Member::Remark => {
-            head.remark = match lexer.scalar(&mut scratch.text) {
-                Ok(Scalar::Text(span) | Scalar::Number(span) | Scalar::Bool(span, _)) => Some(span),
-                Ok(Scalar::Null) => None,
-                Err(_) => return Err(HeaderError::NotText { member: "remark" }),
-            };
+            if is_nested(lexer) {
+                return Err(HeaderError::NotText { member: "remark" });
+            }
+            head.remark = text_of(lexer.scalar(&mut scratch.text)?);
             Ok(())
         }
         Member::Ext => ext(lexer, scratch),
@@ -91,10 +90,13 @@ fn number(
     scratch: &mut Scratch,
 ) -> Result<(), HeaderError> {
     let wrong = HeaderError::NotANumber { member };
-    let span = match lexer.scalar(&mut scratch.text) {
-        Ok(Scalar::Text(span) | Scalar::Number(span)) => span,
-        Ok(Scalar::Null) => return Ok(()),
-        Ok(Scalar::Bool(..)) | Err(_) => return Err(wrong),
+    if is_nested(lexer) {
+        return Err(wrong);
+    }
+    let span = match lexer.scalar(&mut scratch.text)? {
+        Scalar::Text(span) | Scalar::Number(span) => span,
+        Scalar::Null => return Ok(()),
+        Scalar::Bool(..) => return Err(wrong),
     };
     *into = span
         .text(text, &scratch.text)
@@ -148,13 +150,23 @@ fn ext(lexer: &mut Lexer<'_>, scratch: &mut Scratch) -> Result<(), HeaderError> 
 
 /// A value in the sender's own characters; nested values are kept as their JSON text.
 fn ext_value(lexer: &mut Lexer<'_>, scratch: &mut Scratch) -> Result<Option<Span>, HeaderError> {
-    if matches!(lexer.peek(), Some(b'{' | b'[')) {
+    if is_nested(lexer) {
         return skip(lexer, scratch).map(Some);
     }
-    Ok(match lexer.scalar(&mut scratch.text)? {
+    lexer.scalar(&mut scratch.text).map(text_of)
+}
+
+/// Does an object or an array come next?
+fn is_nested(lexer: &mut Lexer<'_>) -> bool {
+    matches!(lexer.peek(), Some(b'{' | b'['))
+}
+
+/// The characters of a value; null has none.
+fn text_of(scalar: Scalar) -> Option<Span> {
+    match scalar {
         Scalar::Text(span) | Scalar::Number(span) | Scalar::Bool(span, _) => Some(span),
         Scalar::Null => None,
-    })
+    }
 }
 
 fn skip(lexer: &mut Lexer<'_>, scratch: &mut Scratch) -> Result<Span, HeaderError> {

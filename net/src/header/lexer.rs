@@ -63,11 +63,6 @@ impl<'t> Lexer<'t> {
         Lexer { text, at: 0 }
     }
 
-    /// Bytes read so far.
-    pub(crate) fn position(&self) -> usize {
-        self.at
-    }
-
     /// The error for the present position.
     pub(crate) fn expected(&self, expected: &'static str) -> HeaderError {
         HeaderError::Syntax {
