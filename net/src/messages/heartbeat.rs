@@ -10,7 +10,7 @@ use super::headers;
 headers! {
     /// A client leaves (35). C++ clients send empty text for the group they do not mean.
     UnregisterClient<'a> {
-        client_id: &'a str = "clientID",
+        client_id: Option<&'a str> = "clientID",
         producer_group: Option<&'a str> = "producerGroup",
         consumer_group: Option<&'a str> = "consumerGroup",
     }

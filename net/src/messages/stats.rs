@@ -209,14 +209,23 @@ fn write_list<T>(
 pub struct QueueTimeSpan {
     /// When the last message consumed was stored.
     pub consume_time_stamp: i64,
+    /// The same as text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub consume_time_stamp_str: Option<String>,
     /// How long it lies behind, in ms.
     pub delay_time: i64,
     /// When the last message was stored.
     pub max_time_stamp: i64,
+    /// The same as text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_time_stamp_str: Option<String>,
     /// The queue.
     pub message_queue: MessageQueue,
     /// When the first message was stored.
     pub min_time_stamp: i64,
+    /// The same as text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_time_stamp_str: Option<String>,
 }
 
 /// Body of the answer to 303.
