@@ -13,6 +13,7 @@ use crate::clients::Clients;
 use crate::config::{Config, LiveConfig};
 use crate::groups::Groups;
 use crate::locks::QueueLocks;
+use crate::name_server::NameServer;
 use crate::names;
 use crate::offsets::{ConsumerOffsets, DelayOffsets};
 use crate::persist::{File, Persist, StateSource};
@@ -56,6 +57,8 @@ pub struct Broker {
     pub clients: Clients,
     /// Locks of ordered consumption.
     pub locks: QueueLocks,
+    /// The embedded name server's tables; unused when it is off.
+    pub name_server: NameServer,
     /// State files.
     pub persist: Arc<Persist>,
     /// Network cores.
@@ -103,7 +106,8 @@ impl StateSource for Broker {
             File::Groups => Some(self.groups.text()),
             File::ConsumerOffsets => Some(self.offsets.text()),
             File::DelayOffsets => Some(self.delay_offsets.text()),
-            File::ConsumerFilters | File::NameServerKv => None,
+            File::NameServerKv => self.name_server.kv_text(),
+            File::ConsumerFilters => None,
         }
     }
 }

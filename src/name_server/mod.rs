@@ -1,3 +1,135 @@
-//! The embedded name server, and the registration with outer ones.
+//! The embedded name server, and the registration with outer ones (docs/behaviour.md, "Name
+//! server").
 
+pub mod outer;
 pub mod registry;
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use saturnmq_net::fastjson;
+use serde::{Deserialize, Serialize};
+
+use crate::answer::Channel;
+use crate::persist::{File, LoadError, Persist};
+use crate::state_json::DataVersion;
+use crate::topics::TopicConfig;
+use registry::{Registration, Registry, TopicQueues, Version};
+
+/// Key-value namespace with the queue order of ordered topics.
+pub const ORDER_TOPIC_CONFIG: &str = "ORDER_TOPIC_CONFIG";
+
+/// Namespace to key to value; the shape of `kvConfig.json`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct KvConfig {
+    /// Namespace to key to value.
+    pub config_table: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+/// Who the broker of this process is in the tables.
+#[derive(Debug, Clone)]
+pub struct LocalBroker {
+    /// Cluster name.
+    pub cluster: String,
+    /// Broker name.
+    pub name: String,
+    /// Broker id, 0 for a master.
+    pub id: i64,
+    /// Advertised `ip:port`.
+    pub address: String,
+}
+
+/// Route tables and key-value configuration, shared by all cores.
+#[derive(Debug)]
+pub struct NameServer {
+    registry: Mutex<Registry<Channel>>,
+    kv: Mutex<KvConfig>,
+}
+
+impl NameServer {
+    /// Loads the key-value configuration; the route tables start empty.
+    ///
+    /// # Errors
+    /// [`LoadError`] when the file and its backup are damaged.
+    pub fn load(persist: &Persist) -> Result<Self, LoadError> {
+        let kv = persist.load(File::NameServerKv, |bytes| {
+            fastjson::from_slice::<KvConfig>(bytes).map_err(|error| error.to_string())
+        })?;
+        Ok(Self {
+            registry: Mutex::default(),
+            kv: Mutex::new(kv.unwrap_or_default()),
+        })
+    }
+
+    /// The route tables. Held for map operations only.
+    pub fn registry(&self) -> MutexGuard<'_, Registry<Channel>> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The key-value configuration. Held for map operations only.
+    pub fn kv(&self) -> MutexGuard<'_, KvConfig> {
+        self.kv.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The text of `kvConfig.json`, or `None` if it cannot be written as JSON.
+    pub fn kv_text(&self) -> Option<String> {
+        serde_json::to_string_pretty(&*self.kv()).ok()
+    }
+
+    /// Enters the broker of this process with its whole topic table.
+    pub fn register_local(
+        &self,
+        local: &LocalBroker,
+        version: DataVersion,
+        topics: &[TopicConfig],
+    ) {
+        let registration = Registration {
+            cluster: local.cluster.clone(),
+            broker: local.name.clone(),
+            id: local.id,
+            address: local.address.clone(),
+            ha_address: local.address.clone(),
+            lease_ms: i64::MAX,
+            acting_master: false,
+            version: registry_version(version),
+            topics: topics
+                .iter()
+                .map(|config| (config.name.clone(), queues_of(config)))
+                .collect(),
+        };
+        // The local table always holds several system topics, so it is never taken for an
+        // incremental registration; were it refused, routes would be missing: say so.
+        if self.registry().register(registration, None, 0).is_err() {
+            tracing::error!("the embedded name server refused this broker's own topics");
+        }
+    }
+
+    /// Enters one topic of the broker of this process.
+    pub fn topic_changed(&self, broker: &str, config: &TopicConfig) {
+        self.registry()
+            .set_topic(broker, &config.name, queues_of(config));
+    }
+
+    /// Removes one topic of the broker of this process.
+    pub fn topic_removed(&self, broker: &str, topic: &str) {
+        self.registry().remove_topic_of(broker, topic);
+    }
+}
+
+fn registry_version(version: DataVersion) -> Version {
+    Version {
+        state_version: version.state_version,
+        timestamp: version.timestamp,
+        counter: version.counter,
+    }
+}
+
+fn queues_of(config: &TopicConfig) -> TopicQueues {
+    TopicQueues {
+        read_queues: config.read_queues,
+        write_queues: config.write_queues,
+        perm: config.perm,
+        sys_flag: config.sys_flag,
+    }
+}

@@ -253,6 +253,16 @@ impl<K: Copy + PartialEq> Registry<K> {
             .insert(broker.to_owned(), queues);
     }
 
+    /// Removes one topic of one broker.
+    pub fn remove_topic_of(&mut self, broker: &str, topic: &str) {
+        if let Some(holders) = self.topics.get_mut(topic) {
+            holders.remove(broker);
+            if holders.is_empty() {
+                self.topics.remove(topic);
+            }
+        }
+    }
+
     /// Refreshes the lease of a broker address (904, 322).
     pub fn touch(&mut self, cluster: &str, address: &str, now_ms: i64) {
         if let Some(live) = self.live.get_mut(&(cluster.to_owned(), address.to_owned())) {

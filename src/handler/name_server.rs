@@ -1,0 +1,443 @@
+//! Requests to the name server (docs/behaviour.md, "Name server").
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use saturnmq_net::codes::request as code;
+use saturnmq_net::codes::response;
+use saturnmq_net::fastjson;
+use saturnmq_net::messages::kv::{GetKvList, KvTable};
+use saturnmq_net::messages::namesrv::{
+    BrokerHeartbeat, BrokerName, DeleteTopicInNamesrv, GetBrokerMemberGroup,
+};
+use saturnmq_net::messages::register::{
+    BrokerIdentity, RegisterBroker, RegisterBrokerBody, body_crc32,
+};
+use saturnmq_net::messages::route::{
+    BrokerData, BrokerMemberGroup, ClusterInfo, GetBrokerMemberGroupResponse, QueueData, TopicList,
+    TopicRouteData,
+};
+use saturnmq_net::messages::topic::DataVersion;
+use serde::Serialize;
+
+use crate::answer::{Answer, Reply, Request};
+use crate::broker::Broker;
+use crate::name_server::ORDER_TOPIC_CONFIG;
+use crate::name_server::registry::{
+    BrokerEntry, DEFAULT_LEASE_MS, Registration, TopicQueues, UnitTopics, Version,
+};
+use crate::persist::File;
+
+/// Configuration keys that no request may change: they name files.
+const PATH_KEYS: [&str; 4] = ["configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"];
+
+/// Answers a name-server request; `None` when the code is not the name server's.
+pub fn handle(broker: &Broker, request: &Request<'_>) -> Option<Answer> {
+    Some(match request.command.code {
+        code::PUT_KV_CONFIG => put_kv(broker, request),
+        code::GET_KV_CONFIG => get_kv(broker, request),
+        code::DELETE_KV_CONFIG => delete_kv(broker, request),
+        code::GET_KVLIST_BY_NAMESPACE => list_kv(broker, request),
+        code::REGISTER_BROKER => register(broker, request),
+        code::UNREGISTER_BROKER => unregister(broker, request),
+        code::QUERY_DATA_VERSION => query_version(broker, request),
+        code::BROKER_HEARTBEAT => broker_heartbeat(broker, request),
+        code::GET_BROKER_MEMBER_GROUP => member_group(broker, request),
+        code::GET_ROUTEINFO_BY_TOPIC => route(broker, request),
+        code::GET_BROKER_CLUSTER_INFO => cluster_info(broker),
+        code::WIPE_WRITE_PERM_OF_BROKER => set_writable(broker, request, false),
+        code::ADD_WRITE_PERM_OF_BROKER => set_writable(broker, request, true),
+        code::GET_ALL_TOPIC_LIST_FROM_NAMESERVER => all_topics(broker),
+        code::GET_TOPICS_BY_CLUSTER => cluster_topics(broker, request),
+        code::GET_SYSTEM_TOPIC_LIST_FROM_NS => system_topics(broker),
+        code::GET_UNIT_TOPIC_LIST => unit_topics(broker, UnitTopics::Unit),
+        code::GET_HAS_UNIT_SUB_TOPIC_LIST => unit_topics(broker, UnitTopics::UnitSub),
+        code::GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST => {
+            unit_topics(broker, UnitTopics::UnitSubNotUnit)
+        }
+        code::DELETE_TOPIC_IN_NAMESRV => delete_topic(broker, request),
+        code::REGISTER_TOPIC_IN_NAMESRV => register_topic(broker, request),
+        code::UPDATE_NAMESRV_CONFIG => update_config(request),
+        code::GET_NAMESRV_CONFIG => get_config(broker),
+        _ => return None,
+    })
+}
+
+fn json(body: &impl Serialize) -> Answer {
+    match serde_json::to_vec(body) {
+        Ok(bytes) => Reply::success().body(bytes).into(),
+        Err(error) => Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
+    }
+}
+
+fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn faq(request: &Request<'_>) -> &'static str {
+    if request.is_v5() {
+        "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+    } else {
+        "See http://rocketmq.apache.org/docs/faq/ for further details."
+    }
+}
+
+fn broker_data(name: &str, entry: &BrokerEntry) -> BrokerData {
+    BrokerData {
+        broker_addrs: entry.addresses.clone(),
+        broker_name: name.to_owned(),
+        cluster: entry.cluster.clone(),
+        enable_acting_master: entry.acting_master,
+        zone_name: None,
+    }
+}
+
+fn route(broker: &Broker, request: &Request<'_>) -> Answer {
+    let topic = request.command.ext.get("topic").unwrap_or("null");
+    let Some(route) = broker.name_server.registry().route(topic) else {
+        let remark = format!(
+            "No topic route info in name server for the topic: {topic}\n{}",
+            faq(request)
+        );
+        return Reply::error(response::TOPIC_NOT_EXIST, remark).into();
+    };
+    json(&TopicRouteData {
+        broker_datas: route.brokers.iter().map(|(name, entry)| broker_data(name, entry)).collect(),
+        filter_server_table: BTreeMap::new(),
+        order_topic_conf: order_conf(broker, topic),
+        queue_datas: route.queues.iter().map(|(name, queues)| queue_data(name, queues)).collect(),
+    })
+}
+
+fn order_conf(broker: &Broker, topic: &str) -> Option<String> {
+    let kv = broker.name_server.kv();
+    kv.config_table.get(ORDER_TOPIC_CONFIG)?.get(topic).cloned()
+}
+
+fn queue_data(broker_name: &str, queues: &TopicQueues) -> QueueData {
+    QueueData {
+        broker_name: broker_name.to_owned(),
+        perm: queues.perm,
+        read_queue_nums: queues.read_queues,
+        topic_sys_flag: queues.sys_flag,
+        write_queue_nums: queues.write_queues,
+    }
+}
+
+fn cluster_info(broker: &Broker) -> Answer {
+    let registry = broker.name_server.registry();
+    json(&ClusterInfo {
+        broker_addr_table: registry
+            .brokers()
+            .map(|(name, entry)| (name.clone(), broker_data(name, entry)))
+            .collect(),
+        cluster_addr_table: registry
+            .clusters()
+            .map(|(cluster, members)| (cluster.clone(), members.iter().cloned().collect()))
+            .collect(),
+    })
+}
+
+fn topic_list(topic_list: Vec<String>) -> Answer {
+    json(&TopicList { broker_addr: None, topic_list })
+}
+
+fn all_topics(broker: &Broker) -> Answer {
+    topic_list(broker.name_server.registry().topics().cloned().collect())
+}
+
+fn cluster_topics(broker: &Broker, request: &Request<'_>) -> Answer {
+    let cluster = request.command.ext.get("cluster").unwrap_or_default();
+    topic_list(broker.name_server.registry().topics_of_cluster(cluster))
+}
+
+fn system_topics(broker: &Broker) -> Answer {
+    let registry = broker.name_server.registry();
+    let mut names: Vec<String> = registry.clusters().map(|(name, _)| name.clone()).collect();
+    names.extend(registry.brokers().map(|(name, _)| name.clone()));
+    let broker_addr =
+        registry.brokers().find_map(|(_, entry)| entry.addresses.values().next().cloned());
+    json(&TopicList { broker_addr, topic_list: names })
+}
+
+fn unit_topics(broker: &Broker, kind: UnitTopics) -> Answer {
+    topic_list(broker.name_server.registry().unit_topics(kind))
+}
+
+fn delete_topic(broker: &Broker, request: &Request<'_>) -> Answer {
+    let header = match DeleteTopicInNamesrv::decode(&request.command.ext) {
+        Ok(header) => header,
+        Err(error) => return error.into(),
+    };
+    let cluster = header.cluster_name.filter(|name| !name.is_empty());
+    broker.name_server.registry().delete_topic(header.topic, cluster);
+    Reply::success().into()
+}
+
+fn register_topic(broker: &Broker, request: &Request<'_>) -> Answer {
+    let topic = match request.command.ext.required_str("topic") {
+        Ok(topic) => topic,
+        Err(error) => return error.into(),
+    };
+    let route: TopicRouteData = match fastjson::from_slice(request.command.body) {
+        Ok(route) => route,
+        Err(error) => return Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
+    };
+    let mut registry = broker.name_server.registry();
+    let known: Vec<String> = registry.brokers().map(|(name, _)| name.clone()).collect();
+    for data in route.queue_datas {
+        if known.contains(&data.broker_name) {
+            let queues = TopicQueues {
+                read_queues: data.read_queue_nums,
+                write_queues: data.write_queue_nums,
+                perm: data.perm,
+                sys_flag: data.topic_sys_flag,
+            };
+            registry.set_topic(&data.broker_name, topic, queues);
+        }
+    }
+    Reply::success().into()
+}
+
+fn set_writable(broker: &Broker, request: &Request<'_>, writable: bool) -> Answer {
+    let header = match BrokerName::decode(&request.command.ext) {
+        Ok(header) => header,
+        Err(error) => return error.into(),
+    };
+    let touched = broker.name_server.registry().set_writable(header.broker_name, writable);
+    let field = if writable { "addTopicCount" } else { "wipeTopicCount" };
+    Reply::success().field(field, touched).into()
+}
+
+fn register(broker: &Broker, request: &Request<'_>) -> Answer {
+    let header = match RegisterBroker::decode(&request.command.ext) {
+        Ok(header) => header,
+        Err(error) => return error.into(),
+    };
+    let body = request.command.body;
+    if header.body_crc32.is_some_and(|crc| crc != 0 && crc != body_crc32(body)) {
+        return Reply::error(response::SYSTEM_ERROR, "crc32 not match").into();
+    }
+    let tables = match RegisterBrokerBody::decode(body, header.compressed) {
+        Ok(tables) => tables.topic_config_serialize_wrapper,
+        Err(error) => return Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
+    };
+    let registration = Registration {
+        cluster: header.cluster_name.to_owned(),
+        broker: header.broker_name.to_owned(),
+        id: header.broker_id,
+        address: header.broker_addr.to_owned(),
+        ha_address: header.ha_server_addr.to_owned(),
+        lease_ms: header.heartbeat_timeout_ms.filter(|ms| *ms > 0).unwrap_or(DEFAULT_LEASE_MS),
+        acting_master: header.enable_acting_master.unwrap_or(false),
+        version: version(tables.data_version),
+        topics: tables
+            .topic_config_table
+            .into_iter()
+            .map(|(name, config)| {
+                let queues = TopicQueues {
+                    read_queues: config.read_queue_nums,
+                    write_queues: config.write_queue_nums,
+                    perm: config.perm,
+                    sys_flag: config.topic_sys_flag,
+                };
+                (name, queues)
+            })
+            .collect(),
+    };
+    let outcome =
+        broker.name_server.registry().register(registration, Some(request.channel()), now_ms());
+    match outcome {
+        Err(error) => Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
+        Ok(registered) => {
+            let mut reply = Reply::success().body(order_topics(broker));
+            if let Some(address) = registered.ha_address {
+                reply = reply.field("haServerAddr", address);
+            }
+            if let Some(address) = registered.master_address {
+                reply = reply.field("masterAddr", address);
+            }
+            reply.into()
+        }
+    }
+}
+
+/// The ordered topics as a broker expects them in its registration's answer; empty without any.
+fn order_topics(broker: &Broker) -> Vec<u8> {
+    let kv = broker.name_server.kv();
+    let Some(table) = kv.config_table.get(ORDER_TOPIC_CONFIG) else { return Vec::new() };
+    serde_json::to_vec(&KvTable { table: table.clone() }).unwrap_or_default()
+}
+
+fn version(version: DataVersion) -> Version {
+    Version {
+        state_version: version.state_version,
+        timestamp: version.timestamp,
+        counter: version.counter,
+    }
+}
+
+fn unregister(broker: &Broker, request: &Request<'_>) -> Answer {
+    let header = match BrokerIdentity::decode(&request.command.ext) {
+        Ok(header) => header,
+        Err(error) => return error.into(),
+    };
+    broker.name_server.registry().unregister(
+        header.cluster_name,
+        header.broker_name,
+        header.broker_id,
+        header.broker_addr,
+    );
+    Reply::success().into()
+}
+
+fn query_version(broker: &Broker, request: &Request<'_>) -> Answer {
+    let header = match BrokerIdentity::decode(&request.command.ext) {
+        Ok(header) => header,
+        Err(error) => return error.into(),
+    };
+    let asked: DataVersion = match fastjson::from_slice(request.command.body) {
+        Ok(asked) => asked,
+        Err(error) => return Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
+    };
+    let mut registry = broker.name_server.registry();
+    let held = registry.version_of(header.cluster_name, header.broker_addr);
+    let changed = held != Some(version(asked));
+    if !changed {
+        registry.touch(header.cluster_name, header.broker_addr, now_ms());
+    }
+    let mut reply = Reply::success().field("changed", changed);
+    if let Some(held) = held {
+        let held = DataVersion {
+            counter: held.counter,
+            state_version: held.state_version,
+            timestamp: held.timestamp,
+        };
+        reply = reply.body(serde_json::to_vec(&held).unwrap_or_default());
+    }
+    reply.into()
+}
+
+fn broker_heartbeat(broker: &Broker, request: &Request<'_>) -> Answer {
+    let header = match BrokerHeartbeat::decode(&request.command.ext) {
+        Ok(header) => header,
+        Err(error) => return error.into(),
+    };
+    broker.name_server.registry().touch(header.cluster_name, header.broker_addr, now_ms());
+    Reply::success().into()
+}
+
+fn member_group(broker: &Broker, request: &Request<'_>) -> Answer {
+    let header = match GetBrokerMemberGroup::decode(&request.command.ext) {
+        Ok(header) => header,
+        Err(error) => return error.into(),
+    };
+    let registry = broker.name_server.registry();
+    let addresses = registry
+        .brokers()
+        .find(|(name, entry)| {
+            name.as_str() == header.broker_name && entry.cluster == header.cluster_name
+        })
+        .map(|(_, entry)| entry.addresses.clone())
+        .unwrap_or_default();
+    json(&GetBrokerMemberGroupResponse {
+        broker_member_group: BrokerMemberGroup {
+            broker_addrs: addresses,
+            broker_name: header.broker_name.to_owned(),
+            cluster: header.cluster_name.to_owned(),
+        },
+    })
+}
+
+fn put_kv(broker: &Broker, request: &Request<'_>) -> Answer {
+    let ext = &request.command.ext;
+    let (Some(namespace), Some(key)) = (ext.get("namespace"), ext.get("key")) else {
+        return Reply::error(response::SYSTEM_ERROR, "namespace or key is null").into();
+    };
+    let value = match ext.required_str("value") {
+        Ok(value) => value,
+        Err(error) => return error.into(),
+    };
+    broker
+        .name_server
+        .kv()
+        .config_table
+        .entry(namespace.to_owned())
+        .or_default()
+        .insert(key.to_owned(), value.to_owned());
+    Answer::After(broker.persist.changed(File::NameServerKv), Reply::success())
+}
+
+fn get_kv(broker: &Broker, request: &Request<'_>) -> Answer {
+    let ext = &request.command.ext;
+    let (Some(namespace), Some(key)) = (ext.get("namespace"), ext.get("key")) else {
+        return Reply::error(response::SYSTEM_ERROR, "namespace or key is null").into();
+    };
+    let kv = broker.name_server.kv();
+    match kv.config_table.get(namespace).and_then(|table| table.get(key)) {
+        Some(value) => Reply::success().field("value", value).into(),
+        None => {
+            let remark = format!("No config item, Namespace: {namespace} Key: {key}");
+            Reply::error(response::QUERY_NOT_FOUND, remark).into()
+        }
+    }
+}
+
+fn delete_kv(broker: &Broker, request: &Request<'_>) -> Answer {
+    let ext = &request.command.ext;
+    let (Some(namespace), Some(key)) = (ext.get("namespace"), ext.get("key")) else {
+        return Reply::error(response::SYSTEM_ERROR, "namespace or key is null").into();
+    };
+    if let Some(table) = broker.name_server.kv().config_table.get_mut(namespace) {
+        table.remove(key);
+    }
+    Answer::After(broker.persist.changed(File::NameServerKv), Reply::success())
+}
+
+fn list_kv(broker: &Broker, request: &Request<'_>) -> Answer {
+    let header = match GetKvList::decode(&request.command.ext) {
+        Ok(header) => header,
+        Err(error) => return error.into(),
+    };
+    let kv = broker.name_server.kv();
+    match kv.config_table.get(header.namespace) {
+        Some(table) => json(&KvTable { table: table.clone() }),
+        None => {
+            let remark = format!("No config item, Namespace: {}", header.namespace);
+            Reply::error(response::QUERY_NOT_FOUND, remark).into()
+        }
+    }
+}
+
+/// Nothing of the embedded name server's configuration changes while it runs: keys that name
+/// files are refused as Apache does, the others are answered as unknown.
+fn update_config(request: &Request<'_>) -> Answer {
+    let Ok(text) = std::str::from_utf8(request.command.body) else {
+        return Reply::error(response::SYSTEM_ERROR, "the body is not UTF-8 text").into();
+    };
+    let keys = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with(['#', '!']))
+        .map(|line| line.split(['=', ':']).next().unwrap_or_default().trim());
+    for key in keys {
+        if PATH_KEYS.contains(&key) {
+            let remark = "Can not update config in black list.";
+            return Reply::error(response::NO_PERMISSION, remark).into();
+        }
+        let remark = format!("key {key} of the embedded name server cannot change while it runs");
+        return Reply::error(response::SYSTEM_ERROR, remark).into();
+    }
+    Reply::success().into()
+}
+
+fn get_config(broker: &Broker) -> Answer {
+    let port = broker.ports.name_server.unwrap_or_default();
+    let text = format!(
+        "listenPort={port}\nbindAddress={}\nserverChannelMaxIdleTimeSeconds={}\n",
+        broker.config.bind,
+        broker.config.idle_timeout.as_secs(),
+    );
+    Reply::success().body(text.into_bytes()).into()
+}
