@@ -19,6 +19,10 @@ use crate::layout::{self, LayoutError};
 use crate::mapped_file::{MapBudget, MappedFile, sync_directory};
 use crate::mapping::{Advice, MappingError};
 
+mod repair;
+
+pub use repair::KnownEnd;
+
 /// Bytes of an entry, as the unit of positions.
 const ENTRY: u64 = ENTRY_SIZE as u64;
 /// Entries that are copied out of a mapping at once.
@@ -198,7 +202,8 @@ impl ConsumeQueue {
     }
 
     /// Appends the entries from `from` on to `out`: at most `max`, none beyond the end of the
-    /// file that holds `from`, and none behind one that cannot be read.
+    /// file that holds `from`, and none behind one that cannot be read. Blank ones, which fill
+    /// gaps, are among them.
     pub fn entries(
         &self,
         from: i64,
@@ -221,8 +226,8 @@ impl ConsumeQueue {
             file.read_at(position, bytes)?;
             for entry in bytes.as_chunks().0 {
                 match ConsumeEntry::decode(entry) {
-                    Some(entry) if !entry.is_pre_blank() => out.push(entry),
-                    _ => return Ok(()),
+                    Some(entry) => out.push(entry),
+                    None => return Ok(()),
                 }
             }
             position += bytes.len() as u64;
@@ -271,7 +276,7 @@ impl ConsumeQueue {
         let max = self.max_offset();
         let first = self.files.load().first();
         let below =
-            |entry: ConsumeEntry| entry.is_pre_blank() || entry.physical_offset < log_offset;
+            |entry: ConsumeEntry| !entry.is_pre_blank() && entry.physical_offset < log_offset;
         let end = self.partition(first, max, below)?;
         if end == max {
             return Ok(());
@@ -296,8 +301,12 @@ impl ConsumeQueue {
     /// at `log_min`, still holds; max when there is none.
     pub fn correct_min(&self, log_min: u64) -> Result<(), ConsumeQueueError> {
         let _writer = self.lock();
-        let gone = |entry: ConsumeEntry| entry.is_pre_blank() || entry.physical_offset < log_min;
-        let min = self.partition(self.files.load().first(), self.max_offset(), gone)?;
+        let gone = |entry: ConsumeEntry| !entry.is_pre_blank() && entry.physical_offset < log_min;
+        let max = self.max_offset();
+        let mut min = self.partition(self.files.load().first(), max, gone)?;
+        while min < max && self.raw_entry(min)?.is_some_and(ConsumeEntry::is_pre_blank) {
+            min += 1;
+        }
         self.min.store(min, Ordering::Release);
         Ok(())
     }
@@ -442,8 +451,15 @@ impl ConsumeQueue {
         let (mut low, mut high) = (from.min(to), to);
         while low < high {
             let middle = low + (high - low) / 2;
-            if self.raw_entry(middle)?.is_some_and(&holds) {
-                low = middle + 1;
+            // A blank entry says nothing: the next real one decides.
+            let mut decides = middle;
+            let mut entry = self.raw_entry(decides)?;
+            while entry.is_some_and(ConsumeEntry::is_pre_blank) && decides + 1 < high {
+                decides += 1;
+                entry = self.raw_entry(decides)?;
+            }
+            if entry.is_some_and(&holds) {
+                low = decides + 1;
             } else {
                 high = middle;
             }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 
-use crate::consume_queue::{ConsumeQueue, ConsumeQueueError, Placed, QueueFile};
+use crate::consume_queue::{ConsumeQueue, ConsumeQueueError, KnownEnd, Placed, QueueFile};
 use crate::format::consume_entry::ConsumeEntry;
 use crate::layout;
 use crate::mapped_file::MapBudget;
@@ -116,6 +116,15 @@ impl Queue {
         self.files.append(offset, entry)
     }
 
+    /// As [`Self::append`], but blank entries fill a gap before `offset`.
+    pub fn append_in_place(
+        &self,
+        offset: i64,
+        entry: ConsumeEntry,
+    ) -> Result<Placed, ConsumeQueueError> {
+        self.files.append_in_place(offset, entry)
+    }
+
     /// Waits until every entry appended before is on disk.
     pub fn flush(&self) -> Result<(), ConsumeQueueError> {
         self.files.flush()
@@ -179,15 +188,30 @@ impl QueueTable {
         file_size: u64,
         budget: Arc<MapBudget>,
     ) -> Result<Self, ConsumeQueueError> {
+        Self::open_knowing(directory, file_size, budget, &|_, _| None)
+    }
+
+    /// As [`QueueTable::open`], without searching the ends that `known` gives by topic and
+    /// queue id, where the files agree with them.
+    pub fn open_knowing(
+        directory: impl Into<PathBuf>,
+        file_size: u64,
+        budget: Arc<MapBudget>,
+        known: &dyn Fn(&str, i32) -> Option<KnownEnd>,
+    ) -> Result<Self, ConsumeQueueError> {
         let table = Self::new(directory, file_size, budget);
         for (topic, queue_id) in layout::list_queues(&table.directory)? {
-            let files = ConsumeQueue::open(
-                &table.directory,
-                &topic,
-                queue_id,
-                table.file_size,
-                &table.budget,
-            )?;
+            let (place, size, budget) = (&table.directory, table.file_size, &table.budget);
+            let files = match known(&topic, queue_id) {
+                Some(known) => {
+                    ConsumeQueue::open_ending(place, &topic, queue_id, size, budget, known)?
+                }
+                None => None,
+            };
+            let files = match files {
+                Some(files) => files,
+                None => ConsumeQueue::open(place, &topic, queue_id, size, budget)?,
+            };
             let changes = table.lock();
             let queue = table.insert(&changes, &topic, queue_id, files);
             queue.set_next_offset(queue.max_offset());

@@ -1,0 +1,206 @@
+//! Keeping queue offsets true where entries are missing, and opening queues whose end is known.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use super::*;
+
+/// Longest gap that is filled, in entries; a longer one comes from a damaged record.
+const GAP_MAX: i64 = 1_000_000;
+
+impl ConsumeQueue {
+    /// As [`ConsumeQueue::append`], but a gap before `offset` is filled with blank entries, so that the entry
+    /// stands where its record says.
+    pub fn append_in_place(
+        &self,
+        offset: i64,
+        entry: ConsumeEntry,
+    ) -> Result<Placed, ConsumeQueueError> {
+        let max = self.max_offset();
+        let fill = max > 0 && offset > max && offset - max <= GAP_MAX;
+        if fill && entry.end() > self.log_end() {
+            self.fill_gap(max, offset)?;
+        }
+        self.append(offset, entry)
+    }
+
+    fn fill_gap(&self, from: i64, to: i64) -> Result<(), ConsumeQueueError> {
+        let mut unsynced = self.lock();
+        if unsynced.closed {
+            return Ok(());
+        }
+        let blank = ConsumeEntry::PRE_BLANK.encode();
+        for offset in from..to {
+            let position = offset as u64 * ENTRY;
+            let file = self.file_for_append(position, &mut unsynced)?;
+            let place = position % self.file_size;
+            clear_entry(&file, place + ENTRY)?;
+            file.write_at(place, &blank)?;
+            unsynced.add(position, ENTRY);
+            self.max.store(offset + 1, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Opens a queue whose end is known from a clean close, with a look at its first and last entry and
+    /// without mapping a file. `None` if the files do not look like that: then [`ConsumeQueue::open`] it.
+    pub fn open_ending(
+        consume_queues: &Path,
+        topic: &str,
+        queue_id: i32,
+        file_size: u64,
+        budget: &Arc<MapBudget>,
+        known: KnownEnd,
+    ) -> Result<Option<Self>, ConsumeQueueError> {
+        let queue = Self::empty(consume_queues, topic, queue_id, file_size, budget);
+        let found = layout::list_fixed_files(queue.directory()?, file_size, SIZE_KEY)?;
+        let (Some(first), Some(last)) = (found.files.first(), found.files.last()) else {
+            return Ok((known.max == 0).then_some(queue));
+        };
+        if found.empty_last.is_some() || known.max <= 0 {
+            return Ok(None);
+        }
+        let last_position = (known.max - 1) as u64 * ENTRY;
+        if last_position < last.base || last_position >= last.base + file_size {
+            return Ok(None);
+        }
+        let place = last_position - last.base;
+        let last_file = open_for_look(&last.path)?;
+        let Some(last_entry) = look(&last_file, &last.path, place)? else {
+            return Ok(None);
+        };
+        let behind = place + ENTRY;
+        if behind < file_size && look(&last_file, &last.path, behind)?.is_some() {
+            return Ok(None);
+        }
+        let first_entry = look(&open_for_look(&first.path)?, &first.path, 0)?;
+        let all_kept = first_entry
+            .is_some_and(|entry| !entry.is_pre_blank() && entry.physical_offset >= known.log_min);
+        queue.adopt(found.files, known.max, last_entry);
+        if !all_kept {
+            queue.correct_min(known.log_min)?;
+        }
+        Ok(Some(queue))
+    }
+
+    /// Takes over the files of a queue that ends behind `last`.
+    fn adopt(&self, files: Vec<layout::FixedFile>, max: i64, last: ConsumeEntry) {
+        let base = files.first().map_or(0, |file| file.base);
+        let open = |file: layout::FixedFile| {
+            MappedFile::existing(file.path, self.file_size, Advice::Random, &self.budget)
+        };
+        let list = files.into_iter().map(open).collect();
+        self.files.store(Arc::new(Files { base, list }));
+        let log_end = if last.is_pre_blank() { 0 } else { last.end() };
+        self.log_end.store(log_end, Ordering::Release);
+        self.min.store((base / ENTRY) as i64, Ordering::Release);
+        self.max.store(max, Ordering::Release);
+    }
+}
+
+/// What is known about a queue before it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownEnd {
+    /// Queue offset after its last entry.
+    pub max: i64,
+    /// Log offset of the first byte that is kept.
+    pub log_min: u64,
+}
+
+fn open_for_look(path: &Path) -> Result<File, ConsumeQueueError> {
+    File::open(path).map_err(|source| failed(path, source))
+}
+
+/// The entry at a place of a file.
+fn look(file: &File, path: &Path, place: u64) -> Result<Option<ConsumeEntry>, ConsumeQueueError> {
+    let mut bytes = [0; ENTRY_SIZE];
+    file.read_exact_at(&mut bytes, place)
+        .map_err(|source| failed(path, source))?;
+    Ok(ConsumeEntry::decode(&bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u64 = 2000;
+
+    fn entry(number: u64) -> ConsumeEntry {
+        ConsumeEntry {
+            physical_offset: 1000 + number * 100,
+            size: 100,
+            tags_code: 0,
+        }
+    }
+
+    fn queue(dir: &Path, offsets: &[i64]) -> ConsumeQueue {
+        let queue = ConsumeQueue::empty(dir, "T", 0, SIZE, &MapBudget::new(10));
+        for offset in offsets {
+            queue
+                .append_in_place(*offset, entry(*offset as u64))
+                .unwrap();
+        }
+        queue
+    }
+
+    #[test]
+    fn entries_behind_a_gap_stand_at_their_own_offsets() {
+        let dir = tempfile::tempdir().unwrap();
+        let queue = queue(dir.path(), &[0, 1, 2, 105, 106]);
+        assert_eq!((queue.min_offset(), queue.max_offset()), (0, 107));
+        assert_eq!(queue.entry(105).unwrap(), Some(entry(105)));
+        assert_eq!(queue.entry(50).unwrap(), None);
+        let mut entries = Vec::new();
+        queue.entries(0, 200, &mut entries).unwrap();
+        assert_eq!(entries.len(), 100);
+        assert_eq!(
+            entries.iter().filter(|entry| entry.is_pre_blank()).count(),
+            97
+        );
+    }
+
+    #[test]
+    fn a_gap_hides_nothing_when_the_ends_are_searched() {
+        let dir = tempfile::tempdir().unwrap();
+        for (log_min, min) in [(0, 0), (1100, 1), (1201, 105), (11_501, 106), (20_000, 107)] {
+            let dir = dir.path().join(min.to_string());
+            let queue = queue(&dir, &[0, 1, 2, 105, 106]);
+            queue.correct_min(log_min).unwrap();
+            assert_eq!(queue.min_offset(), min, "log from {log_min}");
+        }
+        for (log_end, max) in [(20_000, 107), (11_600, 106), (11_500, 3), (1100, 1)] {
+            let dir = dir.path().join(format!("cut{max}"));
+            let queue = queue(&dir, &[0, 1, 2, 105, 106]);
+            queue.truncate(log_end).unwrap();
+            assert_eq!(queue.max_offset(), max, "log cut at {log_end}");
+        }
+    }
+
+    #[test]
+    fn a_gap_no_log_can_explain_is_not_filled() {
+        let dir = tempfile::tempdir().unwrap();
+        let queue = queue(dir.path(), &[0, 1]);
+        let placed = queue.append_in_place(1 << 40, entry(2)).unwrap();
+        assert_eq!(placed, Placed::Displaced { at: 2 });
+    }
+
+    #[test]
+    fn a_known_end_is_believed_only_if_the_files_agree() {
+        let dir = tempfile::tempdir().unwrap();
+        let offsets: Vec<i64> = (0..150).collect();
+        drop(queue(dir.path(), &offsets));
+        let open = |max, log_min| {
+            let known = KnownEnd { max, log_min };
+            ConsumeQueue::open_ending(dir.path(), "T", 0, SIZE, &MapBudget::new(10), known).unwrap()
+        };
+        let range = |queue: ConsumeQueue| (queue.min_offset(), queue.max_offset(), queue.log_end());
+        assert_eq!(open(150, 0).map(range), Some((0, 150, entry(149).end())));
+        assert_eq!(
+            open(150, 2001).map(range),
+            Some((11, 150, entry(149).end()))
+        );
+        for wrong in [0, 1, 100, 149, 151, 200, 201, 10_000] {
+            assert!(open(wrong, 0).is_none(), "{wrong}");
+        }
+    }
+}
