@@ -78,6 +78,9 @@ impl EpollTransport {
     }
 
     fn readable<P: Protocol>(&mut self, core: &mut Core<P>, id: ConnectionId) {
+        if core.lacks_memory(id) {
+            return core.look_at(id);
+        }
         let Some(connection) = core.connection(id) else {
             return;
         };

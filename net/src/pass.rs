@@ -4,15 +4,17 @@
 //! `Protocol::end_of_pass`, then settle each touched connection: send, hold or read on, close.
 //! Always true: bytes of a connection are offered in order, and none is dropped while it is open.
 
+mod offer;
+mod settle;
+
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use crate::connection::{Connection, ConnectionId, Holds, Outbox, Reading, Stage, Unread};
-use crate::driver::{CoreSettings, Newcomer, Protocol, Shared, Verdict, count};
-use crate::frame::{self, Frame, Parsed};
+use crate::connection::{Connection, ConnectionId, Outbox, Reading, Stage};
+use crate::driver::{CoreSettings, Newcomer, Protocol, Shared, count};
 use crate::limits::Limits;
 
 /// Adoptions of one pass: a burst of connections must not starve those that work.
@@ -25,6 +27,10 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 const LINGER: Duration = Duration::from_millis(300);
 /// How long the end of a stop waits for cut connections' last completions.
 const CUT: Duration = Duration::from_secs(2);
+/// Longest time between two looks at connections for quiet ones.
+const SWEEP: Duration = Duration::from_secs(5);
+/// How long one connection may go over the reassembly memory while others wait for it.
+const TURN: Duration = Duration::from_secs(5);
 /// A connection quiet for this long gives its buffers back.
 const BUFFERS_KEPT_MS: u64 = 10_000;
 /// First byte of a TLS handshake; a frame's first byte is 0.
@@ -100,12 +106,6 @@ enum Stop {
     Done,
 }
 
-enum Given {
-    Taken,
-    Held,
-    Closed,
-}
-
 pub(crate) struct Core<P> {
     protocol: P,
     io: Outbox,
@@ -122,6 +122,8 @@ pub(crate) struct Core<P> {
     starved: VecDeque<ConnectionId>,
     /// The one connection that may go over the reassembly memory, so that its frame completes.
     favoured: Option<ConnectionId>,
+    /// When it must have completed its frame, if others wait.
+    turn_ends: Instant,
     /// Reassembly memory in use, in bytes.
     reassembly: usize,
     /// Do not sleep: something can go on at once.
@@ -148,6 +150,7 @@ impl<P: Protocol> Core<P> {
             resume: VecDeque::new(),
             starved: VecDeque::new(),
             favoured: None,
+            turn_ends: now,
             reassembly: 0,
             hurry: false,
             next_sweep: now,
@@ -314,201 +317,6 @@ impl<P: Protocol> Core<P> {
         }
     }
 
-    // --- offering frames ---
-
-    fn offer(&mut self, id: ConnectionId, mut bytes: &[u8]) {
-        let Some(connection) = self.io.get_mut(id) else {
-            return;
-        };
-        if !connection.unread.is_empty() {
-            let mut unread = std::mem::take(&mut connection.unread);
-            let before = unread.capacity();
-            bytes = self.offer_unread(id, &mut unread, bytes);
-            self.put_back(id, unread, before);
-        }
-        if bytes.is_empty() {
-            return;
-        }
-        let (used, wanted) = self.offer_in_place(id, bytes);
-        if used == bytes.len() {
-            return;
-        }
-        if let Some(connection) = self.io.get_mut(id) {
-            let before = connection.unread.capacity();
-            connection.unread.append(&bytes[used..], wanted);
-            let after = connection.unread.capacity();
-            self.reassembly = self.reassembly + after - before;
-        }
-    }
-
-    fn put_back(&mut self, id: ConnectionId, unread: Unread, before: usize) {
-        let after = unread.capacity();
-        match self.io.get_mut(id) {
-            Some(connection) => {
-                connection.unread = unread;
-                self.reassembly = self.reassembly + after - before;
-            }
-            None => self.reassembly -= before,
-        }
-    }
-
-    /// Offers frames out of the reassembly buffer, completing the first one from `bytes`; returns
-    /// the bytes that are behind them.
-    fn offer_unread<'b>(
-        &mut self,
-        id: ConnectionId,
-        unread: &mut Unread,
-        mut bytes: &'b [u8],
-    ) -> &'b [u8] {
-        loop {
-            if !self.may_parse(id) {
-                unread.append(bytes, 0);
-                return &[];
-            }
-            match frame::parse(unread.slice(), self.limits.max_frame) {
-                Err(error) => {
-                    self.bad_frame(id, &error);
-                    return &[];
-                }
-                Ok(Parsed::Incomplete { wanted }) => {
-                    if bytes.is_empty() {
-                        return bytes;
-                    }
-                    let missing = wanted.saturating_sub(unread.len()).max(1);
-                    let (now, later) = bytes.split_at(missing.min(bytes.len()));
-                    unread.append(now, wanted);
-                    bytes = later;
-                }
-                Ok(Parsed::Complete { frame, consumed }) => match self.give(id, frame) {
-                    Given::Taken => {
-                        unread.consume(consumed);
-                        if unread.is_empty() {
-                            return bytes;
-                        }
-                    }
-                    Given::Held => {}
-                    Given::Closed => return &[],
-                },
-            }
-        }
-    }
-
-    /// Offers the frames in `bytes`; returns how many bytes were taken, and the size of the
-    /// incomplete frame behind them if it is known.
-    fn offer_in_place(&mut self, id: ConnectionId, bytes: &[u8]) -> (usize, usize) {
-        let mut used = 0;
-        while used < bytes.len() && self.may_parse(id) {
-            match frame::parse(&bytes[used..], self.limits.max_frame) {
-                Err(error) => {
-                    self.bad_frame(id, &error);
-                    return (bytes.len(), 0);
-                }
-                Ok(Parsed::Incomplete { wanted }) => return (used, wanted),
-                Ok(Parsed::Complete { frame, consumed }) => match self.give(id, frame) {
-                    Given::Taken => used += consumed,
-                    Given::Held => return (used, 0),
-                    Given::Closed => return (bytes.len(), 0),
-                },
-            }
-        }
-        (used, 0)
-    }
-
-    fn give(&mut self, id: ConnectionId, frame: Frame<'_>) -> Given {
-        match self.protocol.frame(id, frame, &mut self.io) {
-            Verdict::Done => {
-                count(&self.shared.counters.frames, 1);
-                self.hold_if_full(id);
-                Given::Taken
-            }
-            Verdict::Retry => {
-                if let Some(connection) = self.io.get_mut(id) {
-                    connection.holds.set(Holds::RETRY);
-                }
-                self.resume_later(id);
-                Given::Held
-            }
-            Verdict::Close => {
-                self.io.close(id);
-                Given::Closed
-            }
-        }
-    }
-
-    fn may_parse(&self, id: ConnectionId) -> bool {
-        self.io.get(id).is_some_and(|connection| {
-            connection.stage == Stage::Open
-                && !connection.close_wanted
-                && connection.holds.may_parse()
-        })
-    }
-
-    fn hold_if_full(&mut self, id: ConnectionId) {
-        let Some(connection) = self.io.get_mut(id) else {
-            return;
-        };
-        let before = connection.holds;
-        if connection.unsent() > self.limits.unsent_bytes {
-            connection.holds.set(Holds::UNSENT);
-        }
-        if connection.in_flight > self.limits.requests_in_flight {
-            connection.holds.set(Holds::IN_FLIGHT);
-        }
-        if before != connection.holds {
-            count(&self.shared.counters.held, 1);
-        }
-    }
-
-    fn resume_later(&mut self, id: ConnectionId) {
-        let Some(connection) = self.io.get_mut(id) else {
-            return;
-        };
-        if !connection.queued {
-            connection.queued = true;
-            self.resume.push_back(id);
-        }
-    }
-
-    fn bad_frame(&mut self, id: ConnectionId, error: &dyn std::fmt::Display) {
-        count(&self.shared.counters.bad_frames, 1);
-        if let Some(peer) = self.io.peer(id)
-            && let Some(suppressed) = self.faults.permit(self.now_ms)
-        {
-            tracing::warn!(%peer, %error, suppressed, "connection closed: malformed frame");
-        }
-        self.io.close(id);
-    }
-
-    fn offer_again(&mut self) {
-        let mut refused = 0;
-        for _ in 0..self.resume.len() {
-            let Some(id) = self.resume.pop_front() else {
-                return;
-            };
-            let Some(connection) = self.io.get_mut(id) else {
-                continue;
-            };
-            connection.queued = false;
-            connection.holds.clear(Holds::RETRY);
-            if connection.holds.may_parse() {
-                self.offer(id, &[]);
-            }
-            self.io.touch(id);
-            if self
-                .io
-                .get(id)
-                .is_some_and(|connection| connection.holds.has(Holds::RETRY))
-            {
-                refused += 1;
-                if refused >= RETRIES_PER_PASS {
-                    return;
-                }
-            }
-        }
-    }
-
-    // --- the pass ---
-
     fn pass<T: Transport>(&mut self, transport: &mut T) {
         count(&self.shared.counters.passes, 1);
         self.adopt(transport);
@@ -575,212 +383,9 @@ impl<P: Protocol> Core<P> {
         }
     }
 
-    fn settle_touched<T: Transport>(&mut self, transport: &mut T) {
-        let mut touched = std::mem::take(&mut self.io.touched);
-        for id in touched.drain(..) {
-            self.settle(transport, id);
-        }
-        // Settling touches nothing else, so the list keeps its memory.
-        touched.append(&mut self.io.touched);
-        self.io.touched = touched;
-    }
-
-    /// Brings one connection into the state that follows from what happened in this pass.
-    fn settle<T: Transport>(&mut self, transport: &mut T, id: ConnectionId) {
-        let Some(connection) = self.io.get_mut(id) else {
-            return;
-        };
-        connection.listed = false;
-        if connection.broken {
-            self.cut(transport, id);
-        }
-        self.close_if_due(id);
-        if self.send(transport, id).is_err() {
-            self.cut(transport, id);
-        }
-        let Some(connection) = self.io.get_mut(id) else {
-            return;
-        };
-        match connection.stage {
-            Stage::Open => {
-                self.update_flow(id);
-                self.update_memory(transport, id);
-                self.update_reading(transport, id);
-                // A send that was complete at once may have been all that was waited for.
-                if self.io.get(id).is_some_and(Connection::is_finished) {
-                    self.close_if_due(id);
-                    self.cut(transport, id);
-                }
-            }
-            Stage::Flushing if connection.unsent() == 0 => self.cut(transport, id),
-            Stage::Lingering if connection.ended => self.cut(transport, id),
-            Stage::Flushing | Stage::Lingering | Stage::Shut => {
-                self.update_reading(transport, id);
-            }
-        }
-        self.free_if_quiet(id);
-    }
-
-    fn close_if_due(&mut self, id: ConnectionId) {
-        let Some(connection) = self.io.get_mut(id) else {
-            return;
-        };
-        if connection.stage == Stage::Open && (connection.close_wanted || connection.is_finished())
-        {
-            connection.stage = Stage::Flushing;
-            self.forget_unread(id);
-            self.protocol.closed(id);
-        }
-    }
-
-    fn forget_unread(&mut self, id: ConnectionId) {
-        if self.favoured == Some(id) {
-            self.favoured = None;
-        }
-        if let Some(connection) = self.io.get_mut(id) {
-            self.reassembly -= connection.unread.capacity();
-            connection.unread = Unread::default();
-        }
-    }
-
-    fn send<T: Transport>(&mut self, transport: &mut T, id: ConnectionId) -> io::Result<()> {
-        let Some(connection) = self.io.get_mut(id) else {
-            return Ok(());
-        };
-        let sends = matches!(connection.stage, Stage::Open | Stage::Flushing);
-        if !sends || connection.out.is_empty() || connection.sending > 0 {
-            return Ok(());
-        }
-        let bytes = connection.out.len();
-        if let Sending::Done = transport.send(id, connection)? {
-            self.sent_at_once(id, bytes);
-        }
-        self.mark_busy();
-        Ok(())
-    }
-
-    fn update_flow(&mut self, id: ConnectionId) {
-        self.hold_if_full(id);
-        let Some(connection) = self.io.get_mut(id) else {
-            return;
-        };
-        let held = !connection.holds.may_parse();
-        if connection.unsent() <= self.limits.unsent_bytes / 2 {
-            connection.holds.clear(Holds::UNSENT);
-        }
-        if connection.in_flight <= self.limits.requests_in_flight / 2 {
-            connection.holds.clear(Holds::IN_FLIGHT);
-        }
-        if held && connection.holds.may_parse() && !connection.unread.is_empty() {
-            self.resume_later(id);
-            self.hurry = true;
-        }
-    }
-
-    fn update_memory<T: Transport>(&mut self, transport: &mut T, id: ConnectionId) {
-        let over = self.reassembly > self.limits.reassembly_bytes;
-        let far_over = self.reassembly > self.limits.reassembly_bytes + self.limits.max_frame;
-        let Some(connection) = self.io.get_mut(id) else {
-            return;
-        };
-        if connection.unread.is_empty() {
-            connection.holds.clear(Holds::MEMORY);
-            if self.favoured == Some(id) {
-                self.favoured = None;
-            }
-        } else if over && self.favoured.is_none() {
-            self.favoured = Some(id);
-        } else if over && self.favoured != Some(id) {
-            if !connection.starved {
-                connection.starved = true;
-                self.starved.push_back(id);
-                count(&self.shared.counters.held, 1);
-            }
-            connection.holds.set(Holds::MEMORY);
-        } else if far_over {
-            let peer = connection.peer;
-            if let Some(suppressed) = self.faults.permit(self.now_ms) {
-                tracing::warn!(%peer, suppressed,
-                    "connection closed: too many incomplete frames for the memory allowed");
-            }
-            self.cut(transport, id);
-        }
-    }
-
-    /// Lets connections that wait for reassembly memory go on: all when there is enough, else one.
-    fn relieve(&mut self) {
-        let enough = self.reassembly <= self.limits.reassembly_bytes / 2;
-        while !self.starved.is_empty() && (enough || self.favoured.is_none()) {
-            let Some(id) = self.starved.pop_front() else {
-                return;
-            };
-            let Some(connection) = self.io.get_mut(id) else {
-                continue;
-            };
-            connection.starved = false;
-            if connection.stage != Stage::Open {
-                continue;
-            }
-            connection.holds.clear(Holds::MEMORY);
-            if !enough {
-                self.favoured = Some(id);
-            }
-            self.io.touch(id);
-        }
-    }
-
-    fn update_reading<T: Transport>(&mut self, transport: &mut T, id: ConnectionId) {
-        let draining = matches!(self.stop, Stop::Draining(_));
-        let stalled_bytes = self.limits.stalled_bytes;
-        let Some(connection) = self.io.get_mut(id) else {
-            return;
-        };
-        let wanted = connection.wants_reading(stalled_bytes) && !draining;
-        match (wanted, connection.reading) {
-            (true, Reading::Idle) => transport.read(id, connection),
-            (false, Reading::Armed) if connection.stage != Stage::Shut => {
-                transport.pause(id, connection);
-            }
-            _ => {}
-        }
-    }
-
-    /// Ends a connection at once; what was not sent is lost.
-    fn cut<T: Transport>(&mut self, transport: &mut T, id: ConnectionId) {
-        let Some(connection) = self.io.get_mut(id) else {
-            return;
-        };
-        if connection.stage == Stage::Shut {
-            return;
-        }
-        let was_open = connection.stage == Stage::Open;
-        connection.stage = Stage::Shut;
-        connection.out = Vec::new();
-        transport.shut(id, connection);
-        self.forget_unread(id);
-        if was_open {
-            self.protocol.closed(id);
-        }
-    }
-
-    fn free_if_quiet(&mut self, id: ConnectionId) {
-        let quiet = self.io.get(id).is_some_and(|connection| {
-            connection.stage == Stage::Shut
-                && connection.reading == Reading::Idle
-                && connection.sending == 0
-        });
-        if quiet {
-            self.io.remove(id);
-            count(&self.shared.counters.closed, 1);
-            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    // --- time ---
-
     /// Looks at a quarter of the connections: closes quiet ones, takes back unused buffers.
     fn sweep(&mut self) {
-        let tick = (self.limits.idle / 32).clamp(Duration::from_millis(10), Duration::from_secs(1));
+        let tick = (self.limits.idle / 32).clamp(Duration::from_millis(10), SWEEP);
         self.next_sweep = self.now + tick;
         let idle_ms = self.limits.idle.as_millis() as u64;
         let slots = self.io.slot_count();
@@ -808,14 +413,42 @@ impl<P: Protocol> Core<P> {
                 self.reassembly = self.reassembly + connection.unread.capacity() - before;
             }
         }
-        // Another one gets its turn, so that a peer that trickles cannot hold up the rest.
-        if let Some(id) = self.favoured.take_if(|_| !self.starved.is_empty()) {
-            self.io.touch(id);
-            self.relieve();
-        }
+        self.end_turn();
     }
 
-    // --- stopping ---
+    /// Closes the favoured connection if it kept others from being read for too long: a peer that
+    /// trickles a large frame must not hold up the rest.
+    fn end_turn(&mut self) {
+        if self.starved.is_empty() || self.now < self.turn_ends {
+            return;
+        }
+        let Some(id) = self.favoured.take() else {
+            return;
+        };
+        if let Some(connection) = self.io.get_mut(id) {
+            connection.broken = true;
+            let peer = connection.peer;
+            if let Some(suppressed) = self.faults.permit(self.now_ms) {
+                tracing::warn!(%peer, suppressed, "connection closed: its frame came too slowly \
+                    while memory for incomplete frames was short");
+            }
+        }
+        self.io.touch(id);
+    }
+
+    pub(crate) fn is_over_memory(&self) -> bool {
+        self.reassembly > self.limits.reassembly_bytes
+    }
+
+    /// Whether the connection must not be read now, for want of memory.
+    pub(crate) fn lacks_memory(&self, id: ConnectionId) -> bool {
+        self.is_over_memory()
+            && self.favoured != Some(id)
+            && self
+                .io
+                .get(id)
+                .is_some_and(|connection| !connection.unread.is_empty())
+    }
 
     fn advance_stop<T: Transport>(&mut self, transport: &mut T) {
         match self.stop {

@@ -1,0 +1,215 @@
+//! The end of a pass for one connection: send, hold or read on, close, free.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use super::{Core, Sending, Stop, TURN, Transport};
+use crate::connection::{Connection, ConnectionId, Holds, Reading, Stage, Unread};
+use crate::driver::{Protocol, count};
+
+impl<P: Protocol> Core<P> {
+    pub(super) fn settle_touched<T: Transport>(&mut self, transport: &mut T) {
+        let mut touched = std::mem::take(&mut self.io.touched);
+        for id in touched.drain(..) {
+            self.settle(transport, id);
+        }
+        // Settling touches nothing else, so the list keeps its memory.
+        touched.append(&mut self.io.touched);
+        self.io.touched = touched;
+    }
+
+    /// Brings one connection into the state that follows from what happened in this pass.
+    fn settle<T: Transport>(&mut self, transport: &mut T, id: ConnectionId) {
+        let Some(connection) = self.io.get_mut(id) else {
+            return;
+        };
+        connection.listed = false;
+        if connection.broken {
+            self.cut(transport, id);
+        }
+        self.close_if_due(id);
+        if self.send(transport, id).is_err() {
+            self.cut(transport, id);
+        }
+        let Some(connection) = self.io.get_mut(id) else {
+            return;
+        };
+        match connection.stage {
+            Stage::Open => {
+                self.update_flow(id);
+                self.update_memory(id);
+                self.update_reading(transport, id);
+                // A send that was complete at once may have been all that was waited for.
+                if self.io.get(id).is_some_and(Connection::is_finished) {
+                    self.close_if_due(id);
+                    self.cut(transport, id);
+                }
+            }
+            Stage::Flushing if connection.unsent() == 0 => self.cut(transport, id),
+            Stage::Lingering if connection.ended => self.cut(transport, id),
+            Stage::Flushing | Stage::Lingering | Stage::Shut => {
+                self.update_reading(transport, id);
+            }
+        }
+        self.free_if_quiet(id);
+    }
+
+    fn close_if_due(&mut self, id: ConnectionId) {
+        let Some(connection) = self.io.get_mut(id) else {
+            return;
+        };
+        if connection.stage == Stage::Open && (connection.close_wanted || connection.is_finished())
+        {
+            connection.stage = Stage::Flushing;
+            self.forget_unread(id);
+            self.protocol.closed(id);
+        }
+    }
+
+    pub(super) fn forget_unread(&mut self, id: ConnectionId) {
+        if self.favoured == Some(id) {
+            self.favoured = None;
+        }
+        if let Some(connection) = self.io.get_mut(id) {
+            self.reassembly -= connection.unread.capacity();
+            connection.unread = Unread::default();
+        }
+    }
+
+    fn send<T: Transport>(&mut self, transport: &mut T, id: ConnectionId) -> io::Result<()> {
+        let Some(connection) = self.io.get_mut(id) else {
+            return Ok(());
+        };
+        let sends = matches!(connection.stage, Stage::Open | Stage::Flushing);
+        if !sends || connection.out.is_empty() || connection.sending > 0 {
+            return Ok(());
+        }
+        let bytes = connection.out.len();
+        if let Sending::Done = transport.send(id, connection)? {
+            self.sent_at_once(id, bytes);
+        }
+        self.mark_busy();
+        Ok(())
+    }
+
+    fn update_flow(&mut self, id: ConnectionId) {
+        self.hold_if_full(id);
+        let Some(connection) = self.io.get_mut(id) else {
+            return;
+        };
+        let held = !connection.holds.may_parse();
+        if connection.unsent() <= self.limits.unsent_bytes / 2 {
+            connection.holds.clear(Holds::UNSENT);
+        }
+        if connection.in_flight <= self.limits.requests_in_flight / 2 {
+            connection.holds.clear(Holds::IN_FLIGHT);
+        }
+        if held && connection.holds.may_parse() && !connection.unread.is_empty() {
+            self.resume_later(id);
+            self.hurry = true;
+        }
+    }
+
+    /// Over the reassembly memory, connections with an incomplete frame are not read, except one
+    /// at a time, so that its frame completes and its memory becomes free.
+    fn update_memory(&mut self, id: ConnectionId) {
+        let over = self.is_over_memory();
+        let Some(connection) = self.io.get_mut(id) else {
+            return;
+        };
+        if connection.unread.is_empty() || !connection.holds.may_parse() {
+            connection.holds.clear(Holds::MEMORY);
+            if self.favoured == Some(id) {
+                self.favoured = None;
+            }
+        } else if over && self.favoured.is_none() {
+            self.favour(id);
+        } else if over && self.favoured != Some(id) {
+            connection.holds.set(Holds::MEMORY);
+            if !connection.starved {
+                connection.starved = true;
+                self.starved.push_back(id);
+                self.next_sweep = self.next_sweep.min(self.now + TURN);
+                count(&self.shared.counters.held, 1);
+            }
+        }
+    }
+
+    fn favour(&mut self, id: ConnectionId) {
+        self.favoured = Some(id);
+        self.turn_ends = self.now + TURN;
+    }
+
+    /// Lets connections that wait for reassembly memory go on: all when there is enough, else one.
+    pub(super) fn relieve(&mut self) {
+        let enough = self.reassembly <= self.limits.reassembly_bytes / 2;
+        while !self.starved.is_empty() && (enough || self.favoured.is_none()) {
+            let Some(id) = self.starved.pop_front() else {
+                return;
+            };
+            let Some(connection) = self.io.get_mut(id) else {
+                continue;
+            };
+            connection.starved = false;
+            if connection.stage != Stage::Open {
+                continue;
+            }
+            connection.holds.clear(Holds::MEMORY);
+            if !enough {
+                self.favour(id);
+            }
+            self.io.touch(id);
+        }
+    }
+
+    fn update_reading<T: Transport>(&mut self, transport: &mut T, id: ConnectionId) {
+        let draining = matches!(self.stop, Stop::Draining(_));
+        let stalled_bytes = if self.is_over_memory() {
+            0
+        } else {
+            self.limits.stalled_bytes
+        };
+        let Some(connection) = self.io.get_mut(id) else {
+            return;
+        };
+        let wanted = connection.wants_reading(stalled_bytes) && !draining;
+        match (wanted, connection.reading) {
+            (true, Reading::Idle) => transport.read(id, connection),
+            (false, Reading::Armed) if connection.stage != Stage::Shut => {
+                transport.pause(id, connection);
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends a connection at once; what was not sent is lost.
+    pub(super) fn cut<T: Transport>(&mut self, transport: &mut T, id: ConnectionId) {
+        let Some(connection) = self.io.get_mut(id) else {
+            return;
+        };
+        if connection.stage == Stage::Shut {
+            return;
+        }
+        let was_open = connection.stage == Stage::Open;
+        connection.stage = Stage::Shut;
+        connection.out = Vec::new();
+        transport.shut(id, connection);
+        self.forget_unread(id);
+        if was_open {
+            self.protocol.closed(id);
+        }
+    }
+
+    fn free_if_quiet(&mut self, id: ConnectionId) {
+        let quiet = self.io.get(id).is_some_and(|connection| {
+            connection.stage == Stage::Shut
+                && connection.reading == Reading::Idle
+                && connection.sending == 0
+        });
+        if quiet {
+            self.io.remove(id);
+            count(&self.shared.counters.closed, 1);
+            self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,507 @@
+//! The running driver, on each engine this host has: what peers and protocols may rely on.
+
+#[macro_use]
+mod harness;
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use harness::{Server, body_of, each_engine, frame, numbered, read_frame, until};
+use saturnmq_net::limits::Limits;
+use saturnmq_net::probe::Engine;
+
+/// One at a time: tests that need thousands of descriptors.
+static MANY_DESCRIPTORS: Mutex<()> = Mutex::new(());
+
+each_engine! {
+    pipelined_frames_are_answered_in_order,
+    frames_of_any_size_survive_straddling_buffers,
+    a_frame_may_arrive_byte_by_byte,
+    frames_of_four_mebibytes_are_echoed,
+    garbage_closes_that_connection_only,
+    a_tls_client_is_hung_up_on,
+    a_half_closed_peer_gets_its_answers,
+    two_thousand_idle_connections_do_not_disturb_a_busy_one,
+    a_slow_reader_stops_being_read_and_loses_nothing,
+    a_refused_frame_is_offered_again_in_order,
+    too_many_requests_in_flight_stop_reading_until_they_are_answered,
+    a_wake_is_never_lost,
+    a_reset_during_a_send_ends_that_connection_only,
+    a_stop_answers_what_is_in_flight,
+    a_quiet_connection_is_closed_and_a_busy_one_is_not,
+    incomplete_frames_over_the_memory_all_complete_in_turn,
+    a_closed_connection_takes_no_answer_though_its_slot_is_used_again,
+    a_refused_socket_is_closed,
+    a_pass_enters_the_kernel_about_once,
+}
+
+fn pipelined_frames_are_answered_in_order(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let mut client = server.connect();
+    let mut sender = client.try_clone().unwrap();
+    let sending = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        for number in 0..20_000u32 {
+            all.extend_from_slice(&numbered(b'e', number, 20));
+        }
+        sender.write_all(&all).unwrap();
+    });
+    for number in 0..20_000u32 {
+        assert_eq!(read_frame(&mut client).unwrap(), numbered(b'e', number, 20));
+    }
+    sending.join().unwrap();
+    server.stop();
+}
+
+fn frames_of_any_size_survive_straddling_buffers(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let mut client = server.connect();
+    let mut sender = client.try_clone().unwrap();
+    // A fixed pseudo-random sequence: sizes around those of the receive buffers.
+    let size = |number: u32| (number.wrapping_mul(2_654_435_761) >> 8) as usize % 200_000;
+    let sending = std::thread::spawn(move || {
+        for number in 0..200 {
+            sender
+                .write_all(&numbered(b'e', number, size(number)))
+                .unwrap();
+        }
+    });
+    for number in 0..200 {
+        let echoed = read_frame(&mut client).unwrap();
+        assert!(
+            echoed == numbered(b'e', number, size(number)),
+            "frame {number} came back wrong"
+        );
+    }
+    sending.join().unwrap();
+    server.stop();
+}
+
+fn a_frame_may_arrive_byte_by_byte(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let mut client = server.connect();
+    let sent = numbered(b'e', 7, 300);
+    for round in 0..2 {
+        for byte in &sent {
+            client.write_all(std::slice::from_ref(byte)).unwrap();
+        }
+        assert_eq!(read_frame(&mut client).unwrap(), sent, "round {round}");
+    }
+    server.stop();
+}
+
+fn frames_of_four_mebibytes_are_echoed(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let mut client = server.connect();
+    let mut sender = client.try_clone().unwrap();
+    let sending = std::thread::spawn(move || {
+        for number in 0..8 {
+            sender.write_all(&numbered(b'e', number, 4 << 20)).unwrap();
+        }
+    });
+    for number in 0..8 {
+        let echoed = read_frame(&mut client).unwrap();
+        assert!(
+            echoed == numbered(b'e', number, 4 << 20),
+            "frame {number} came back wrong"
+        );
+    }
+    sending.join().unwrap();
+    server.stop();
+}
+
+fn garbage_closes_that_connection_only(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let mut good = server.connect();
+    let faults: [&[u8]; 4] = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        &[0xff; 64],
+        &[0, 0, 0, 3, 0, 0, 0],
+        &[0, 0, 0, 20, 9, 0, 0, 0, 0, 0],
+    ];
+    for fault in faults {
+        let mut bad = server.connect();
+        // An answer to what came before the fault is still sent.
+        bad.write_all(&[&numbered(b'e', 1, 10), fault].concat())
+            .unwrap();
+        assert_eq!(read_frame(&mut bad).unwrap(), numbered(b'e', 1, 10));
+        assert_eq!(harness::read_to_end(&mut bad), 0);
+        good.write_all(&numbered(b'e', 2, 10)).unwrap();
+        assert_eq!(read_frame(&mut good).unwrap(), numbered(b'e', 2, 10));
+    }
+    assert_eq!(
+        server.handle.counters().bad_frames.load(Ordering::Relaxed),
+        4
+    );
+    until("only the good connection is left", || {
+        server.handle.connections() == 1
+    });
+    server.stop();
+}
+
+fn a_tls_client_is_hung_up_on(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let mut client = server.connect();
+    client
+        .write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3])
+        .unwrap();
+    assert_eq!(harness::read_to_end(&mut client), 0);
+    assert_eq!(
+        server.handle.counters().bad_frames.load(Ordering::Relaxed),
+        0
+    );
+    server.stop();
+}
+
+fn a_half_closed_peer_gets_its_answers(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let mut client = server.connect();
+    for number in 0..50 {
+        client.write_all(&numbered(b'e', number, 1000)).unwrap();
+    }
+    client.write_all(&numbered(b'l', 50, 1000)).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    for number in 0..50 {
+        assert_eq!(
+            read_frame(&mut client).unwrap(),
+            numbered(b'e', number, 1000)
+        );
+    }
+    until("the late request is there", || server.late() == 1);
+    server.answer_late();
+    assert_eq!(read_frame(&mut client).unwrap(), numbered(b'l', 50, 1000));
+    assert_eq!(harness::read_to_end(&mut client), 0);
+    until("it is gone", || server.handle.connections() == 0);
+    assert_eq!(server.closed(), 1);
+    server.stop();
+}
+
+fn two_thousand_idle_connections_do_not_disturb_a_busy_one(engine: Engine) {
+    let _alone = MANY_DESCRIPTORS
+        .lock()
+        .unwrap_or_else(|poison| poison.into_inner());
+    let connections = harness::raise_descriptors(2000);
+    let server = Server::start(engine, Limits::default());
+    let mut idle = Vec::new();
+    for _ in 0..connections {
+        idle.push(server.connect());
+    }
+    until("all are adopted", || server.opened() == connections);
+    let mut busy = server.connect();
+    for number in 0..2000 {
+        busy.write_all(&numbered(b'e', number, 100)).unwrap();
+        assert_eq!(read_frame(&mut busy).unwrap(), numbered(b'e', number, 100));
+    }
+    for (number, client) in idle.iter_mut().enumerate() {
+        client.write_all(&numbered(b'e', number as u32, 8)).unwrap();
+    }
+    for (number, client) in idle.iter_mut().enumerate() {
+        assert_eq!(
+            read_frame(client).unwrap(),
+            numbered(b'e', number as u32, 8)
+        );
+    }
+    drop(idle);
+    until("the idle ones are gone", || {
+        server.handle.connections() == 1
+    });
+    server.stop();
+}
+
+fn a_slow_reader_stops_being_read_and_loses_nothing(engine: Engine) {
+    let limits = Limits {
+        unsent_bytes: 256 * 1024,
+        ..Limits::default()
+    };
+    let server = Server::start(engine, limits);
+    let mut client = server.connect();
+    let mut sender = client.try_clone().unwrap();
+    // Far more than the socket buffers of both sides and the cap take together.
+    let frames = 40_000u32;
+    let sending = std::thread::spawn(move || {
+        for number in 0..frames {
+            sender.write_all(&numbered(b'e', number, 2000)).unwrap();
+        }
+    });
+    let counters = server.handle.counters();
+    until("reading stopped", || {
+        counters.held.load(Ordering::Relaxed) > 0
+    });
+    // Once held, frames are not taken any more.
+    let mut before = counters.frames.load(Ordering::Relaxed);
+    until("no further frame is taken", || {
+        std::thread::sleep(Duration::from_millis(50));
+        let now = counters.frames.load(Ordering::Relaxed);
+        std::mem::replace(&mut before, now) == now
+    });
+    assert!(
+        before < u64::from(frames),
+        "everything was taken from a peer that reads nothing"
+    );
+    for number in 0..frames {
+        assert_eq!(
+            read_frame(&mut client).unwrap(),
+            numbered(b'e', number, 2000)
+        );
+    }
+    sending.join().unwrap();
+    server.stop();
+}
+
+fn a_refused_frame_is_offered_again_in_order(engine: Engine) {
+    let limits = Limits {
+        stalled_bytes: 8 * 1024,
+        ..Limits::default()
+    };
+    let server = Server::start(engine, limits);
+    let mut clients: Vec<_> = (0..20).map(|_| server.connect()).collect();
+    let sending: Vec<_> = clients
+        .iter()
+        .map(|client| {
+            let mut sender = client.try_clone().unwrap();
+            std::thread::spawn(move || {
+                for number in 0..1000 {
+                    sender.write_all(&numbered(b'r', number, 500)).unwrap();
+                }
+            })
+        })
+        .collect();
+    for number in 0..1000 {
+        for client in &mut clients {
+            assert_eq!(read_frame(client).unwrap(), numbered(b'r', number, 500));
+        }
+    }
+    sending
+        .into_iter()
+        .for_each(|sender| sender.join().unwrap());
+    assert!(
+        server.refusals() > 1000,
+        "the protocol refused {} frames",
+        server.refusals()
+    );
+    server.stop();
+}
+
+fn too_many_requests_in_flight_stop_reading_until_they_are_answered(engine: Engine) {
+    let limits = Limits {
+        requests_in_flight: 10,
+        ..Limits::default()
+    };
+    let server = Server::start(engine, limits);
+    let mut client = server.connect();
+    let mut all = Vec::new();
+    for number in 0..300 {
+        all.extend_from_slice(&numbered(b'l', number, 100));
+    }
+    client.write_all(&all).unwrap();
+    let mut answered = 0;
+    while answered < 300 {
+        until("requests arrive", || server.late() > 0);
+        let late = server.answer_late();
+        assert!(late <= 11, "{late} requests in flight");
+        for _ in 0..late {
+            assert_eq!(
+                read_frame(&mut client).unwrap(),
+                numbered(b'l', answered, 100)
+            );
+            answered += 1;
+        }
+    }
+    server.stop();
+}
+
+fn a_wake_is_never_lost(engine: Engine) {
+    // Nothing but wakes moves this core: its own timer is 5 s, the client gives up after 3 s.
+    let limits = Limits {
+        idle: Duration::from_secs(3600),
+        ..Limits::default()
+    };
+    let server = Server::start(engine, limits);
+    let mut client = server.connect();
+    client
+        .set_read_timeout(Some(Duration::from_secs(3)))
+        .unwrap();
+    client.write_all(&numbered(b'l', 0, 8)).unwrap();
+    let conn = server.late_connection();
+    server.answer_late();
+    assert_eq!(read_frame(&mut client).unwrap(), numbered(b'l', 0, 8));
+    for number in 0..5000 {
+        server.push(conn, numbered(b'p', number, 8));
+        if number % 3 == 0 {
+            std::hint::spin_loop();
+        } else if number % 7 == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(
+            read_frame(&mut client).unwrap(),
+            numbered(b'p', number, 8),
+            "{number}"
+        );
+    }
+    server.stop();
+}
+
+fn a_reset_during_a_send_ends_that_connection_only(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let mut good = server.connect();
+    for round in 0..20 {
+        let mut bad = server.connect();
+        for number in 0..2 {
+            bad.write_all(&numbered(b'e', number, 3 << 20)).unwrap();
+        }
+        // Some of the answer has arrived: its send is under way.
+        bad.read_exact(&mut [0; 4096]).unwrap();
+        socket2::SockRef::from(&bad)
+            .set_linger(Some(Duration::ZERO))
+            .unwrap();
+        drop(bad);
+        good.write_all(&numbered(b'e', round, 10)).unwrap();
+        assert_eq!(read_frame(&mut good).unwrap(), numbered(b'e', round, 10));
+    }
+    until("the others are gone", || server.handle.connections() == 1);
+    assert_eq!((server.opened(), server.closed()), (21, 20));
+    server.stop();
+}
+
+fn a_stop_answers_what_is_in_flight(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let mut clients: Vec<_> = (0..10).map(|_| server.connect()).collect();
+    for (index, client) in clients.iter_mut().enumerate() {
+        client
+            .write_all(&numbered(b'l', index as u32, 100_000))
+            .unwrap();
+    }
+    until("all are in flight", || server.late() == 10);
+    server.handle.stop();
+    // Bytes that arrive during the stop are not answered, and do not harm the answers.
+    for client in &mut clients {
+        client.write_all(&numbered(b'e', 99, 100)).unwrap();
+    }
+    assert!(
+        !server.handle.has_ended(),
+        "the core ended with requests in flight"
+    );
+    server.answer_late();
+    for (index, client) in clients.iter_mut().enumerate() {
+        assert_eq!(
+            read_frame(client).unwrap(),
+            numbered(b'l', index as u32, 100_000)
+        );
+        assert_eq!(harness::read_to_end(client), 0);
+    }
+    drop(clients);
+    let end = server.stop();
+    assert_eq!(end.closed, 10);
+}
+
+fn a_quiet_connection_is_closed_and_a_busy_one_is_not(engine: Engine) {
+    let limits = Limits {
+        idle: Duration::from_millis(600),
+        ..Limits::default()
+    };
+    let server = Server::start(engine, limits);
+    let mut quiet = server.connect();
+    let mut busy = server.connect();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(1500) {
+        busy.write_all(&numbered(b'e', 1, 10)).unwrap();
+        assert_eq!(read_frame(&mut busy).unwrap(), numbered(b'e', 1, 10));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(harness::read_to_end(&mut quiet), 0);
+    assert_eq!(
+        server.handle.counters().idle_closed.load(Ordering::Relaxed),
+        1
+    );
+    server.stop();
+}
+
+fn incomplete_frames_over_the_memory_all_complete_in_turn(engine: Engine) {
+    let limits = Limits {
+        max_frame: 512 * 1024,
+        reassembly_bytes: 1 << 20,
+        ..Limits::default()
+    };
+    let server = Server::start(engine, limits);
+    let clients: Vec<_> = (0..16).map(|_| server.connect()).collect();
+    let all: Vec<_> = clients
+        .into_iter()
+        .enumerate()
+        .map(|(index, mut client)| {
+            std::thread::spawn(move || {
+                let sent = numbered(b'e', index as u32, 500_000);
+                let (first, second) = sent.split_at(300_000);
+                client.write_all(first).unwrap();
+                std::thread::sleep(Duration::from_millis(300));
+                client.write_all(second).unwrap();
+                assert!(read_frame(&mut client).unwrap() == sent);
+            })
+        })
+        .collect();
+    all.into_iter().for_each(|client| client.join().unwrap());
+    until("the memory is free again", || {
+        server
+            .handle
+            .counters()
+            .reassembly_bytes
+            .load(Ordering::Relaxed)
+            < 1 << 20
+    });
+    server.stop();
+}
+
+fn a_closed_connection_takes_no_answer_though_its_slot_is_used_again(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let mut first = server.connect();
+    first.write_all(&numbered(b'l', 1, 10)).unwrap();
+    let old = server.late_connection();
+    drop(first);
+    // The request in flight keeps it until it is answered.
+    server.answer_late();
+    until("it is gone", || server.handle.connections() == 0);
+    let mut second = server.connect();
+    server.push(old, numbered(b'p', 1, 10));
+    second.write_all(&numbered(b'e', 2, 10)).unwrap();
+    assert_eq!(read_frame(&mut second).unwrap(), numbered(b'e', 2, 10));
+    until("the answer was refused", || server.unanswerable() == 1);
+    server.stop();
+}
+
+fn a_refused_socket_is_closed(engine: Engine) {
+    let limits = Limits {
+        max_connections: 3,
+        ..Limits::default()
+    };
+    let server = Server::start(engine, limits);
+    let _three: Vec<_> = (0..3).map(|_| server.connect()).collect();
+    until("three are served", || server.opened() == 3);
+    let mut fourth = server.connect();
+    assert_eq!(harness::read_to_end(&mut fourth), 0);
+    assert_eq!(server.handle.connections(), 3);
+    server.stop();
+}
+
+fn a_pass_enters_the_kernel_about_once(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let mut clients: Vec<_> = (0..16).map(|_| server.connect()).collect();
+    for number in 0..500 {
+        for client in &mut clients {
+            client.write_all(&numbered(b'e', number, 100)).unwrap();
+        }
+        for client in &mut clients {
+            assert_eq!(body_of(&read_frame(client).unwrap()).len(), 104);
+        }
+    }
+    let counters = server.handle.counters();
+    let passes = counters.passes.load(Ordering::Relaxed);
+    let enters = counters.enters.load(Ordering::Relaxed);
+    assert!(
+        enters <= passes + passes / 20 + 5,
+        "{enters} system calls in {passes} passes"
+    );
+    assert_eq!(frame(b'e', b"").len(), 9);
+    server.stop();
+}
