@@ -327,8 +327,14 @@ impl<P: Protocol> Core<P> {
         if self.now >= self.next_sweep {
             self.sweep();
         }
-        self.advance_stop(transport);
         self.settle_touched(transport);
+        if self.shared.stopping.load(Ordering::Acquire) {
+            self.advance_stop(transport);
+            self.settle_touched(transport);
+            if self.io.is_empty() && matches!(self.stop, Stop::Lingering(_) | Stop::Cutting(_)) {
+                self.stop = Stop::Done;
+            }
+        }
         if !self.starved.is_empty() && self.favoured.is_none() {
             self.hurry = true;
         }
@@ -452,7 +458,7 @@ impl<P: Protocol> Core<P> {
 
     fn advance_stop<T: Transport>(&mut self, transport: &mut T) {
         match self.stop {
-            Stop::No if self.shared.stopping.load(Ordering::Acquire) => {
+            Stop::No => {
                 self.drop_inbox();
                 self.stop = Stop::Draining(self.now + self.limits.stop);
                 self.touch_all();
@@ -463,7 +469,6 @@ impl<P: Protocol> Core<P> {
                 self.hang_up();
                 self.hurry = true;
             }
-            Stop::Lingering(_) | Stop::Cutting(_) if self.io.is_empty() => self.stop = Stop::Done,
             Stop::Lingering(end) if self.now >= end => {
                 self.stop = Stop::Cutting(self.now + CUT);
                 for index in 0..self.io.slot_count() {

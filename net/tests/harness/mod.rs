@@ -1,6 +1,11 @@
 //! A server whose protocol echoes, refuses and delays, and a blocking client for it.
 
-#![allow(dead_code, unused_imports, unused_macros, reason = "each test binary uses a part")]
+#![allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "each test binary uses a part"
+)]
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
