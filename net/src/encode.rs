@@ -9,6 +9,10 @@ use crate::codes::response::SYSTEM_ERROR;
 use crate::command::{FLAG_ONEWAY, FLAG_RESPONSE, ReplyTo};
 use crate::frame::{Codec, MAX_FRAME, PREFIX};
 
+mod late;
+
+pub use late::LateResponse;
+
 /// The release this side claims to be: the number of Apache RocketMQ 5.3.3.
 pub const VERSION: i32 = 479;
 
@@ -197,13 +201,17 @@ impl<'o> Encoder<'o> {
             Codec::Json => self.json_tail(),
             Codec::Binary => {
                 let length = self.out.len() - self.ext_length_at - 4;
-                self.patch(self.ext_length_at, length as u32);
+                patch(self.out, self.ext_length_at, length as u32);
             }
         }
         let header = self.out.len() - self.start - PREFIX;
         let codec = u32::from(self.head.codec.byte()) << 24;
         // A header beyond the limit is replaced when the frame ends: it is then too large as well.
-        self.patch(self.start + 4, codec | (header.min(MAX_HEADER) as u32));
+        patch(
+            self.out,
+            self.start + 4,
+            codec | (header.min(MAX_HEADER) as u32),
+        );
         BodyWriter { encoder: self }
     }
 
@@ -233,13 +241,6 @@ impl<'o> Encoder<'o> {
 
     fn number(&mut self, value: i64) {
         self.bytes(itoa::Buffer::new().format(value).as_bytes());
-    }
-
-    /// Overwrites the word at `at`, which lies in what this encoder has written.
-    fn patch(&mut self, at: usize, value: u32) {
-        if let Some(word) = self.out.get_mut(at..at + 4) {
-            word.copy_from_slice(&value.to_be_bytes());
-        }
     }
 }
 
@@ -277,7 +278,7 @@ impl BodyWriter<'_> {
         let encoder = &mut self.encoder;
         let total = encoder.out.len().saturating_sub(encoder.start);
         if total <= MAX_FRAME {
-            encoder.patch(encoder.start, (total - 4) as u32);
+            patch(encoder.out, encoder.start, (total - 4) as u32);
             encoder.open = false;
             return;
         }
@@ -291,6 +292,19 @@ impl BodyWriter<'_> {
             let remark = "the answer is larger than a frame of 16777216 bytes can carry";
             Encoder::start(encoder.out, head, Some(remark)).finish();
         }
+    }
+}
+
+/// Answers that the answer cannot be carried.
+fn too_large(out: &mut Vec<u8>, to: ReplyTo) {
+    let remark = "the answer is larger than a frame of 16777216 bytes can carry";
+    Encoder::response(out, to, SYSTEM_ERROR, Some(remark)).finish();
+}
+
+/// Overwrites the word at `at`, which is there.
+fn patch(out: &mut [u8], at: usize, value: u32) {
+    if let Some(word) = out.get_mut(at..at + 4) {
+        word.copy_from_slice(&value.to_be_bytes());
     }
 }
 
@@ -344,7 +358,7 @@ mod tests {
     use crate::command::{Command, Scratch, decode};
     use crate::frame::{Parsed, parse};
 
-    fn to(codec: Codec) -> ReplyTo {
+    pub(super) fn to(codec: Codec) -> ReplyTo {
         ReplyTo {
             codec,
             opaque: -7,
@@ -354,7 +368,7 @@ mod tests {
         }
     }
 
-    fn read<'a>(bytes: &'a [u8], scratch: &'a mut Scratch) -> Command<'a> {
+    pub(super) fn read<'a>(bytes: &'a [u8], scratch: &'a mut Scratch) -> Command<'a> {
         match parse(bytes, MAX_FRAME) {
             Ok(Parsed::Complete { frame, consumed }) => {
                 assert_eq!(consumed, bytes.len());
@@ -459,6 +473,30 @@ mod tests {
         encoder.field_str("big", &"x".repeat(MAX_FRAME));
         encoder.finish();
         assert_eq!(read(&out, &mut Scratch::default()).code, SYSTEM_ERROR);
+    }
+
+    #[test]
+    fn a_warm_codec_allocates_nothing() {
+        let (mut out, mut scratch) = (Vec::new(), Scratch::default());
+        let mut sizes = Vec::new();
+        for _ in 0..3 {
+            out.clear();
+            let mut encoder = Encoder::request(&mut out, Codec::Json, 310, 1, false);
+            for key in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+                encoder.field_str(key, "TAGS\u{1}tag\u{2}");
+            }
+            encoder.body(&[0; 1000]);
+            assert_eq!(
+                read(&out, &mut scratch).ext.get("h"),
+                Some("TAGS\u{1}tag\u{2}")
+            );
+            sizes.push((
+                out.capacity(),
+                scratch.text.capacity(),
+                scratch.slots.capacity(),
+            ));
+        }
+        assert_eq!(sizes[1], sizes[2]);
     }
 
     #[test]
