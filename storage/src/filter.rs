@@ -1,1 +1,115 @@
-//! filter
+//! Tag subscriptions: which queue entries a consumer wants (docs/behaviour.md, Tag filter).
+//!
+//! Only tag codes are compared here, and codes collide: clients compare the tags themselves.
+
+use thiserror::Error;
+
+use crate::format::hash::java_hash;
+
+/// A subscription expression that names no tag at all.
+#[derive(Clone, Debug, Error, Eq, PartialEq)]
+#[error("subString split error")]
+pub struct TagExpressionError;
+
+/// Which tag codes a subscription matches.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub enum TagFilter {
+    /// Every message.
+    #[default]
+    All,
+    /// Messages whose tag code is one of these, in ascending order.
+    Codes(Box<[i32]>),
+}
+
+impl TagFilter {
+    /// Reads an expression like `a || b`; nothing and `*` mean all messages.
+    pub fn parse(expression: Option<&str>) -> Result<Self, TagExpressionError> {
+        match expression {
+            None | Some("" | "*") => Ok(Self::All),
+            Some(text) => {
+                let codes: Vec<i32> = tags(text).map(java_hash).collect();
+                if codes.is_empty() {
+                    Err(TagExpressionError)
+                } else {
+                    Ok(Self::from_codes(codes))
+                }
+            }
+        }
+    }
+
+    /// Matches exactly the given codes.
+    pub fn from_codes(codes: impl IntoIterator<Item = i32>) -> Self {
+        let mut codes: Vec<i32> = codes.into_iter().collect();
+        codes.sort_unstable();
+        codes.dedup();
+        Self::Codes(codes.into_boxed_slice())
+    }
+
+    /// Whether an entry with this tag code is wanted. Messages without tags have code 0.
+    pub fn matches(&self, tags_code: i64) -> bool {
+        match self {
+            Self::All => true,
+            // Apache compares the low 32 bits.
+            Self::Codes(codes) => codes.binary_search(&(tags_code as i32)).is_ok(),
+        }
+    }
+}
+
+/// The tags of an expression: what stands between `||`, without white space around it.
+pub fn tags(expression: &str) -> impl Iterator<Item = &str> {
+    // Java's `trim` removes everything up to the space character.
+    expression
+        .split("||")
+        .map(|tag| tag.trim_matches(|c| c <= ' '))
+        .filter(|tag| !tag.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::hash::tags_code;
+
+    fn parse(expression: &str) -> TagFilter {
+        TagFilter::parse(Some(expression)).unwrap()
+    }
+
+    #[test]
+    fn nothing_and_a_star_mean_all() {
+        assert_eq!(TagFilter::parse(None), Ok(TagFilter::All));
+        assert_eq!((parse(""), parse("*")), (TagFilter::All, TagFilter::All));
+        assert!(TagFilter::All.matches(0) && TagFilter::All.matches(i64::MIN));
+    }
+
+    #[test]
+    fn tags_stand_between_double_bars() {
+        let filter = parse(" TagA||TagB || || 订单");
+        for tag in ["TagA", "TagB", "订单"] {
+            assert!(filter.matches(tags_code(tag.as_bytes())), "{tag}");
+        }
+        for tag in ["TagC", "taga", " TagA", "*"] {
+            assert!(!filter.matches(tags_code(tag.as_bytes())), "{tag}");
+        }
+        assert!(!filter.matches(0), "a message without tags");
+        assert_eq!(
+            parse("TagA || TagA"),
+            TagFilter::Codes(Box::new([2_598_919]))
+        );
+        assert_eq!(tags("a | b || c").collect::<Vec<_>>(), ["a | b", "c"]);
+    }
+
+    #[test]
+    fn an_expression_without_a_tag_is_an_error() {
+        for text in ["||", " || ", " "] {
+            let error = TagFilter::parse(Some(text)).unwrap_err();
+            assert_eq!(error.to_string(), "subString split error");
+        }
+    }
+
+    #[test]
+    fn only_the_low_half_of_a_tag_code_counts() {
+        let filter = parse("zzzzzz");
+        assert!(filter.matches(-685_785_664));
+        assert!(filter.matches(i64::from((-685_785_664_i32).cast_unsigned())));
+        assert!(!filter.matches(685_785_664));
+    }
+}

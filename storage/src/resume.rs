@@ -1,1 +1,262 @@
-//! resume
+//! Our own resume point: how far queues and index are on disk (docs/durability.md, Resume point).
+//!
+//! Recovery after a crash takes queues and index back to the resume point's log offset and
+//! dispatches the log again from there. The file also keeps each queue's next offset, which
+//! expired records would otherwise take with them. It is replaced whole: after a crash either
+//! the old or the new one is there, and a damaged one counts as none. Apache RocketMQ does not
+//! look at it; a store that Apache has written to since is recognised by the log offset.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::format::index_entry::{INDEX_HEADER_SIZE, IndexHeader};
+use crate::index_file::IndexMark;
+use crate::mapped_file::sync_directory;
+
+const MAGIC: &[u8; 8] = b"SaturnRP";
+const VERSION: u32 = 1;
+/// The largest file that is read: some ten million queues.
+const SIZE_MAX: u64 = 1 << 30;
+
+/// How far the store was on disk.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct ResumePoint {
+    /// Every record that ends at or before this log offset has its queue and index entries on
+    /// disk.
+    pub log_offset: u64,
+    /// Where the index stood.
+    pub index: Option<IndexMark>,
+    /// All queues.
+    pub queues: Vec<ResumeQueue>,
+}
+
+/// A queue at the resume point.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ResumeQueue {
+    /// Topic.
+    pub topic: String,
+    /// Queue id.
+    pub queue_id: i32,
+    /// The queue offset of the first record at or behind the resume point's log offset.
+    pub next_offset: i64,
+}
+
+/// Why there is no resume point.
+#[derive(Debug, Error)]
+pub enum ResumeError {
+    /// The file cannot be read or written.
+    #[error("{path}: {source}")]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file is not what was written.
+    #[error("{path} is damaged: {why}")]
+    Damaged {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+impl ResumePoint {
+    /// Reads the resume point; `None` when there is no file.
+    pub fn load(path: &Path) -> Result<Option<Self>, ResumeError> {
+        let failed = |source| ResumeError::File {
+            path: path.into(),
+            source,
+        };
+        let damaged = |why| ResumeError::Damaged {
+            path: path.into(),
+            why,
+        };
+        match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+            Ok(metadata) if metadata.len() > SIZE_MAX => return Err(damaged("it is too large")),
+            Ok(_) => {}
+        }
+        let bytes = fs::read(path).map_err(failed)?;
+        Self::decode(&bytes).map(Some).map_err(damaged)
+    }
+
+    /// Replaces the file at `path` and waits until that is on disk.
+    pub fn store(&self, path: &Path) -> Result<(), ResumeError> {
+        let temporary = path.with_extension("resume.tmp");
+        let parent = path.parent().unwrap_or(Path::new("."));
+        let write = || {
+            let mut file = File::create(&temporary)?;
+            file.write_all(&self.encode())?;
+            file.sync_all()?;
+            fs::rename(&temporary, path)?;
+            sync_directory(parent)
+        };
+        write().map_err(|source| ResumeError::File {
+            path: path.into(),
+            source,
+        })
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(128 + self.queues.len() * 48);
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&VERSION.to_be_bytes());
+        out.extend_from_slice(&self.log_offset.to_be_bytes());
+        match &self.index {
+            Some(mark) => {
+                put_text(&mut out, &mark.name);
+                out.extend_from_slice(&mark.header.encode());
+            }
+            None => put_text(&mut out, ""),
+        }
+        out.extend_from_slice(&(self.queues.len() as u32).to_be_bytes());
+        for queue in &self.queues {
+            put_text(&mut out, &queue.topic);
+            out.extend_from_slice(&queue.queue_id.to_be_bytes());
+            out.extend_from_slice(&queue.next_offset.to_be_bytes());
+        }
+        let crc = crc32fast::hash(&out);
+        out.extend_from_slice(&crc.to_be_bytes());
+        out
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
+        let (content, crc) = bytes.split_last_chunk::<4>().ok_or("it is too short")?;
+        if crc32fast::hash(content) != u32::from_be_bytes(*crc) {
+            return Err("its checksum is wrong");
+        }
+        let mut rest = Rest(content);
+        if rest.array::<8>()? != *MAGIC || u32::from_be_bytes(rest.array()?) != VERSION {
+            return Err("it is of another version");
+        }
+        let log_offset = u64::from_be_bytes(rest.array()?);
+        let name = rest.text()?;
+        let index = if name.is_empty() {
+            None
+        } else {
+            let header = IndexHeader::decode(&rest.array::<INDEX_HEADER_SIZE>()?);
+            Some(IndexMark { name, header })
+        };
+        let count = u32::from_be_bytes(rest.array()?);
+        let mut queues = Vec::new();
+        for _ in 0..count {
+            queues.push(ResumeQueue {
+                topic: rest.text()?,
+                queue_id: i32::from_be_bytes(rest.array()?),
+                next_offset: i64::from_be_bytes(rest.array()?),
+            });
+        }
+        if !rest.0.is_empty() {
+            return Err("there is more in it than it says");
+        }
+        Ok(Self {
+            log_offset,
+            index,
+            queues,
+        })
+    }
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    // Topics and file names are at most 255 bytes; more could not be read back.
+    let bytes = &text.as_bytes()[..text.len().min(usize::from(u16::MAX))];
+    out.extend_from_slice(&(bytes.len() as u16).to_be_bytes());
+    out.extend_from_slice(bytes);
+}
+
+struct Rest<'a>(&'a [u8]);
+
+impl Rest<'_> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], &'static str> {
+        let (array, rest) = self.0.split_first_chunk().ok_or("it ends too early")?;
+        self.0 = rest;
+        Ok(*array)
+    }
+
+    fn text(&mut self) -> Result<String, &'static str> {
+        let len = usize::from(u16::from_be_bytes(self.array()?));
+        let (text, rest) = self.0.split_at_checked(len).ok_or("it ends too early")?;
+        self.0 = rest;
+        String::from_utf8(text.to_vec()).map_err(|_| "a name in it is not UTF-8")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point() -> ResumePoint {
+        let header = IndexHeader {
+            begin_offset: 5,
+            next_item: 9,
+            ..IndexHeader::default()
+        };
+        let queue = |topic: &str, queue_id, next_offset| ResumeQueue {
+            topic: topic.to_owned(),
+            queue_id,
+            next_offset,
+        };
+        ResumePoint {
+            log_offset: 123_456,
+            index: Some(IndexMark {
+                name: "20231114221320456".to_owned(),
+                header,
+            }),
+            queues: vec![queue("%RETRY%g", 0, 7), queue("T", 3, i64::MAX)],
+        }
+    }
+
+    #[test]
+    fn what_was_stored_is_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("saturnmq.resume");
+        assert_eq!(ResumePoint::load(&path).unwrap(), None);
+        for point in [ResumePoint::default(), point(), ResumePoint::default()] {
+            point.store(&path).unwrap();
+            assert_eq!(ResumePoint::load(&path).unwrap(), Some(point));
+        }
+        let names: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
+        assert_eq!(names.len(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn a_file_cut_or_changed_anywhere_counts_as_damaged() {
+        let bytes = point().encode();
+        for cut in 0..bytes.len() {
+            assert!(ResumePoint::decode(&bytes[..cut]).is_err(), "{cut}");
+            let mut changed = bytes.clone();
+            changed[cut] ^= 0x40;
+            assert_eq!(
+                ResumePoint::decode(&changed),
+                Err("its checksum is wrong"),
+                "{cut}"
+            );
+        }
+        // Damage that the checksum agrees with is read with checks all the same.
+        for at in 0..bytes.len() - 4 {
+            let mut changed = bytes[..bytes.len() - 4].to_vec();
+            changed[at] = 0xff;
+            let crc = crc32fast::hash(&changed);
+            changed.extend_from_slice(&crc.to_be_bytes());
+            let _ = ResumePoint::decode(&changed);
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("saturnmq.resume");
+        fs::write(&path, b"nonsense").unwrap();
+        let text = ResumePoint::load(&path).unwrap_err().to_string();
+        assert_eq!(
+            text,
+            format!("{} is damaged: its checksum is wrong", path.display())
+        );
+    }
+}
