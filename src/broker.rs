@@ -13,7 +13,7 @@ use crate::clients::Clients;
 use crate::config::{Config, LiveConfig};
 use crate::groups::Groups;
 use crate::locks::QueueLocks;
-use crate::name_server::NameServer;
+use crate::name_server::{LocalBroker, NameServer};
 use crate::names;
 use crate::offsets::{ConsumerOffsets, DelayOffsets};
 use crate::persist::{File, Persist, StateSource};
@@ -75,13 +75,28 @@ impl Broker {
     /// The store's queue behind a queue id of a topic.
     pub fn queue(&self, topic: &Topic, queue_id: i32) -> Option<Arc<Queue>> {
         topic.queue(queue_id, |name, id| {
-            self.store.queue_or_create(name, id).ok()
+            Some(self.store.queue_or_create(name, id))
         })
     }
 
     /// The queue that holds messages delayed by `level`, from 1.
     pub fn schedule_queue(&self, level: i32) -> Option<Arc<Queue>> {
-        self.queue(&*self.topics.get(names::SCHEDULE_TOPIC)?, level - 1)
+        self.queue(
+            self.topics.get(names::SCHEDULE_TOPIC)?.as_ref(),
+            level.checked_sub(1)?,
+        )
+    }
+
+    /// Enters this broker and its topics into the embedded name server's tables.
+    pub fn register_local(&self) {
+        let (version, topics) = self.topics.snapshot();
+        let local = LocalBroker {
+            cluster: self.config.cluster.clone(),
+            name: self.config.broker_name.clone(),
+            id: self.config.broker_id,
+            address: self.address(),
+        };
+        self.name_server.register_local(&local, version, &topics);
     }
 
     /// `host:port` that clients are sent to.

@@ -1,1 +1,396 @@
-//! control
+//! The main thread: accepting, signals, state files, schedules, and the order of a stop.
+//!
+//! It runs a tokio-uring runtime where io_uring works, and a plain tokio runtime of one thread
+//! where it does not; both run the same tasks. No request passes through it.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use saturnmq_net::listener::{self, Acceptor, AfterError, BindError};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+use crate::answer::CoreMessage;
+use crate::broker::{Broker, Ports};
+use crate::cli::serve::ServeError;
+use crate::config::{Config, PortChoice};
+use crate::name_server::outer::Registrar;
+use crate::persist::StateSource;
+use crate::state_json::now_ms;
+use crate::systemd::Notifier;
+use crate::topics::TopicChange;
+use crate::wiring::RunningCore;
+
+/// How often the name server looks for brokers that went silent.
+const NAME_SERVER_SCAN: Duration = Duration::from_secs(5);
+/// How often failed state files are tried again.
+const PERSIST_RETRY: Duration = Duration::from_secs(5);
+/// How long a stop waits for a thread beyond the thread's own limit.
+const THREAD_GRACE: Duration = Duration::from_secs(15);
+/// Pause between two looks at a thread that is to end.
+const THREAD_POLL: Duration = Duration::from_millis(2);
+
+/// Listening sockets, bound and accepting into the kernel's queue.
+#[derive(Debug)]
+pub struct Sockets {
+    broker: TcpListener,
+    fast: Option<TcpListener>,
+    name_server: Option<TcpListener>,
+    ports: Ports,
+}
+
+impl Sockets {
+    /// Listens on every configured port.
+    ///
+    /// # Errors
+    /// [`ServeError::Bind`] names the address and the key.
+    pub fn bind(config: &Config) -> Result<Self, ServeError> {
+        let bind = |choice: PortChoice, key| -> Result<Option<TcpListener>, ServeError> {
+            let listen = |port| listener::bind(SocketAddr::new(config.bind, port));
+            choice
+                .number()
+                .map(listen)
+                .transpose()
+                .map_err(|e| ServeError::Bind(e, key))
+        };
+        let (broker, fast) = bind_broker(config, &bind)?;
+        let name_server = bind(config.name_server_port, "nameServerPort")?;
+        let ports = Ports {
+            broker: port_of(&broker),
+            fast: fast.as_ref().map(port_of),
+            name_server: name_server.as_ref().map(port_of),
+            http: None,
+        };
+        Ok(Self {
+            broker,
+            fast,
+            name_server,
+            ports,
+        })
+    }
+
+    /// The ports, as bound.
+    pub fn ports(&self) -> Ports {
+        self.ports
+    }
+
+    fn into_listeners(self) -> Vec<TcpListener> {
+        [Some(self.broker), self.fast, self.name_server]
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+}
+
+type Bind<'a> = dyn Fn(PortChoice, &'static str) -> Result<Option<TcpListener>, ServeError> + 'a;
+
+/// With any free port asked for, clients still derive the fast port as the broker's minus two: some
+/// pairs are tried for that.
+fn bind_broker(
+    config: &Config,
+    bind: &Bind<'_>,
+) -> Result<(TcpListener, Option<TcpListener>), ServeError> {
+    const PAIRS: usize = 32;
+    for _ in 0..PAIRS {
+        let Some(broker) = bind(config.listen_port, "listenPort")? else {
+            break;
+        };
+        let port = port_of(&broker);
+        let fast = config.fast_port_for(port);
+        match bind(fast, "fastListenPort") {
+            Err(ServeError::Bind(BindError::InUse { .. }, _))
+                if config.listen_port == PortChoice::Any && config.fast_port.is_none() => {}
+            fast => return Ok((broker, fast?)),
+        }
+    }
+    // listenPort cannot be off, so the loop only ends without a pair of free ports.
+    let address = SocketAddr::new(config.bind, 0);
+    let none = BindError::Other {
+        address,
+        source: io::ErrorKind::AddrInUse.into(),
+    };
+    Err(ServeError::Bind(none, "listenPort"))
+}
+
+fn port_of(listener: &TcpListener) -> u16 {
+    listener.local_addr().map_or(0, |address| address.port())
+}
+
+/// What the control thread works with.
+pub struct Parts {
+    /// The shared state.
+    pub broker: Arc<Broker>,
+    /// Network cores.
+    pub cores: Vec<RunningCore>,
+    /// The services thread.
+    pub services: JoinHandle<()>,
+    /// Listening sockets.
+    pub sockets: Sockets,
+    /// Whether io_uring may be used.
+    pub ring: bool,
+}
+
+/// Runs the control thread until a signal, then stops everything in order.
+///
+/// # Errors
+/// The runtime cannot be made, or the stop was not clean.
+pub fn run(parts: Parts) -> Result<(), ServeError> {
+    if parts.ring {
+        match tokio_uring::Runtime::new(tokio_uring::builder().entries(64)) {
+            Ok(runtime) => return runtime.block_on(serve(parts)),
+            Err(error) => tracing::warn!("the control thread does without io_uring: {error}"),
+        }
+    }
+    let failed = |source| ServeError::Start {
+        what: "the control runtime",
+        source,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    tokio::task::LocalSet::new().block_on(&runtime, serve(parts))
+}
+
+/// Signals that end the broker.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, ServeError> {
+        let failed = |source| ServeError::Start {
+            what: "the signal handlers",
+            source,
+        };
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).map_err(failed)?,
+            interrupt: signal(SignalKind::interrupt()).map_err(failed)?,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+async fn serve(parts: Parts) -> Result<(), ServeError> {
+    let Parts {
+        broker,
+        cores,
+        services,
+        sockets,
+        ..
+    } = parts;
+    let mut signals = Signals::new()?;
+    let source: Arc<dyn StateSource> = Arc::clone(&broker) as _;
+    let persisting = tokio::spawn(Arc::clone(&broker.persist).run(Arc::clone(&source)));
+    let registrar = Arc::new(Registrar::new(Arc::clone(&broker)));
+    announce_topics(&broker, &registrar);
+    registrar.spawn();
+    let accepting = start_accepting(sockets, &cores)?;
+    start_schedules(&broker);
+    let notifier = Notifier::from_environment();
+    if let Some(notifier) = &notifier {
+        notifier.ready(&format!("serving {}", broker.address()));
+    }
+    let alive = notifier.as_ref().and_then(Notifier::alive_interval);
+    let name = stop_signal(&mut signals, notifier.as_ref(), alive).await;
+    tracing::info!("{name}: stopping; a second signal ends at once");
+    if let Some(notifier) = &notifier {
+        notifier.stopping();
+    }
+    let stop = stop(&broker, cores, services, accepting, &registrar, persisting);
+    tokio::select! {
+        outcome = stop => outcome,
+        name = signals.next() => {
+            tracing::warn!("{name} again: ending at once; the next start recovers the store");
+            std::process::exit(1);
+        }
+    }
+}
+
+/// Waits for the first signal and tells the service manager meanwhile that this thread runs.
+async fn stop_signal(
+    signals: &mut Signals,
+    notifier: Option<&Notifier>,
+    alive: Option<Duration>,
+) -> &'static str {
+    let (Some(notifier), Some(period)) = (notifier, alive) else {
+        return signals.next().await;
+    };
+    loop {
+        match timeout(period, signals.next()).await {
+            Ok(name) => return name,
+            Err(_) => notifier.alive(),
+        }
+    }
+}
+
+/// Tells the embedded name server, and outer ones, of every topic and every change.
+fn announce_topics(broker: &Arc<Broker>, registrar: &Arc<Registrar>) {
+    let weak = Arc::downgrade(broker);
+    let registrar = Arc::clone(registrar);
+    broker.topics.set_listener(Box::new(move |change| {
+        if let Some(broker) = weak.upgrade() {
+            let name = &broker.config.broker_name;
+            match change {
+                TopicChange::Updated(config) => broker.name_server.topic_changed(name, config),
+                TopicChange::Removed(topic) => broker.name_server.topic_removed(name, topic),
+            }
+        }
+        registrar.topic_changed();
+    }));
+    broker.register_local();
+}
+
+/// Accepting tasks, and the sockets to stop them by.
+struct Accepting {
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+fn start_accepting(sockets: Sockets, cores: &[RunningCore]) -> Result<Accepting, ServeError> {
+    let failed = |source| ServeError::Start {
+        what: "accepting connections",
+        source,
+    };
+    let handles = cores.iter().map(|core| core.handle.clone()).collect();
+    let acceptor = std::rc::Rc::new(std::cell::RefCell::new(Acceptor::new(handles)));
+    let mut tasks = Vec::new();
+    for listener in sockets.into_listeners() {
+        let port = port_of(&listener);
+        listener.set_nonblocking(true).map_err(failed)?;
+        let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
+        let acceptor = std::rc::Rc::clone(&acceptor);
+        tasks.push(tokio::task::spawn_local(accept_all(
+            listener, port, acceptor,
+        )));
+    }
+    Ok(Accepting { tasks })
+}
+
+async fn accept_all(
+    listener: tokio::net::TcpListener,
+    port: u16,
+    acceptor: std::rc::Rc<std::cell::RefCell<Acceptor>>,
+) {
+    loop {
+        let accepted = match listener.accept().await {
+            Ok((stream, peer)) => stream.into_std().map(|stream| (stream, peer)),
+            Err(error) => Err(error),
+        };
+        match accepted {
+            // Never borrowed across an await: this thread alone runs these tasks.
+            Ok((stream, peer)) => {
+                acceptor.borrow_mut().hand_over(stream, peer, port);
+            }
+            Err(error) => match listener::after_error(&error) {
+                AfterError::Continue => tracing::debug!("accepting on port {port}: {error}"),
+                AfterError::Pause(pause) => {
+                    tracing::warn!("accepting on port {port}: {error}; trying again");
+                    sleep(pause).await;
+                }
+                AfterError::Stop => return,
+            },
+        }
+    }
+}
+
+/// Runs `work` every `period`, first after one period, for the life of the runtime.
+fn every(period: Duration, mut work: impl FnMut() + 'static) {
+    tokio::task::spawn_local(async move {
+        let mut ticks = interval(period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.tick().await;
+        loop {
+            ticks.tick().await;
+            work();
+        }
+    });
+}
+
+/// What comes round on this thread. Retention and silent clients are the services thread's.
+fn start_schedules(broker: &Arc<Broker>) {
+    let shared = Arc::clone(broker);
+    every(broker.config.offset_flush_interval, move || {
+        drop(shared.offsets.save_if_changed())
+    });
+    let shared = Arc::clone(broker);
+    every(broker.config.delay_flush_interval, move || {
+        drop(shared.delay_offsets.save_if_changed())
+    });
+    let shared = Arc::clone(broker);
+    every(PERSIST_RETRY, move || shared.persist.retry_failed());
+    let shared = Arc::clone(broker);
+    every(NAME_SERVER_SCAN, move || close_silent_brokers(&shared));
+}
+
+fn close_silent_brokers(broker: &Broker) {
+    let silent = broker.name_server.registry().expire(now_ms());
+    for channel in silent {
+        let close = CoreMessage::Close { conn: channel.conn };
+        let _ = broker.cores.post(channel.core, close);
+    }
+}
+
+/// The order of a stop: nobody new, what is in flight answered, progress and store on disk.
+async fn stop(
+    broker: &Arc<Broker>,
+    cores: Vec<RunningCore>,
+    services: JoinHandle<()>,
+    accepting: Accepting,
+    registrar: &Registrar,
+    persisting: tokio::task::JoinHandle<()>,
+) -> Result<(), ServeError> {
+    let begun = Instant::now();
+    registrar.unregister().await;
+    for task in &accepting.tasks {
+        task.abort();
+    }
+    for core in &cores {
+        core.handle.stop();
+    }
+    for core in cores {
+        let index = core.handle.index();
+        join(core.thread, &format!("network core {index}")).await;
+    }
+    broker.services.stop();
+    join(services, "the services thread").await;
+    broker.offsets.save_if_changed();
+    broker.delay_offsets.save_if_changed();
+    broker.persist.stop();
+    // The executor finishes the write it is at; what is left is written here.
+    let _ = timeout(THREAD_GRACE, persisting).await;
+    let shared = Arc::clone(broker);
+    let closing = tokio::task::spawn_blocking(move || {
+        let state = shared.persist.flush(shared.as_ref());
+        let store = shared.store.close();
+        (state, store)
+    });
+    let (state, store) = closing.await.map_err(|e| ServeError::Stop(e.to_string()))?;
+    state.map_err(|e| ServeError::Stop(e.to_string()))?;
+    store.map_err(|e| ServeError::Stop(e.to_string()))?;
+    tracing::info!("stopped in {} ms", begun.elapsed().as_millis());
+    Ok(())
+}
+
+/// Waits for a thread without blocking this one; gives up when it takes too long.
+async fn join(thread: JoinHandle<()>, name: &str) {
+    let ended = timeout(THREAD_GRACE, async {
+        while !thread.is_finished() {
+            sleep(THREAD_POLL).await;
+        }
+    });
+    match ended.await {
+        Ok(()) if thread.join().is_err() => tracing::error!("{name} panicked"),
+        Ok(()) => {}
+        Err(_) => tracing::error!("{name} does not end; going on without it"),
+    }
+}

@@ -4,6 +4,7 @@
 //! `handler` is the table of request codes.
 
 pub mod answer;
+pub mod banner;
 pub mod broker;
 pub mod cli;
 pub mod clients;
@@ -27,3 +28,4 @@ pub mod state_json;
 pub mod stats;
 pub mod systemd;
 pub mod topics;
+pub mod wiring;

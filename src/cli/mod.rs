@@ -1,1 +1,40 @@
-//! cli
+//! The command line: one binary, one subcommand per use.
+
+pub mod serve;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A RocketMQ-compatible message broker for one Linux host.
+#[derive(Debug, Parser)]
+#[command(name = "saturnmq", version, about, propagate_version = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the broker with its name server.
+    Serve(serve::ServeArgs),
+}
+
+/// Parses the command line, runs it, and gives the exit code. Errors are one sentence on stderr.
+pub fn run() -> ExitCode {
+    match Cli::parse().command {
+        Command::Serve(args) => finish(serve::run(&args)),
+    }
+}
+
+fn finish<E: std::fmt::Display>(outcome: Result<(), E>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("saturnmq: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

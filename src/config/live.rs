@@ -228,3 +228,89 @@ impl LiveConfig {
         self.values.to_properties_text()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Config, Options};
+    use super::*;
+
+    fn live(set: &[&str]) -> LiveConfig {
+        let set = set.iter().map(ToString::to_string).collect();
+        Config::resolve(&Options {
+            set,
+            ..Options::default()
+        })
+        .expect("configuration")
+        .live
+    }
+
+    #[test]
+    fn safe_keys_change_at_once() {
+        let changed = live(&[])
+            .apply("autoCreateTopicEnable=false\nbrokerPermission=4\nmaxMessageSize=1000\n")
+            .expect("applied");
+        assert!(!changed.auto_create_topic);
+        assert_eq!(
+            (changed.broker_permission, changed.max_message_size),
+            (4, 1000)
+        );
+        assert!(
+            changed
+                .to_properties_text()
+                .contains("brokerPermission=4\n")
+        );
+    }
+
+    #[test]
+    fn nothing_is_applied_when_one_key_cannot_be() {
+        let live = live(&[]);
+        let refused = |text: &str| live.apply(text).expect_err("refused");
+        let all = [
+            ("storePathRootDir=/tmp/x", 16),
+            ("listenPort=1", 16),
+            ("rocketmqHome=/tmp/x", 16),
+            ("configBlackList=x", 16),
+            ("brokerConfigPath=/etc/passwd", 16),
+            ("authenticationProvider=x", 16),
+            ("metricsPromExporterPort=1", 16),
+            ("aclEnable=true", 16),
+            ("flushDiskType=ASYNC_FLUSH", 1),
+            ("brokerPermision=4", 1),
+            ("brokerPermission=5", 1),
+            ("autoCreateTopicEnable=maybe", 1),
+            ("maxMessageSize=99999999", 1),
+        ];
+        for (text, code) in all {
+            let error = refused(&format!("traceOn=false\n{text}\n"));
+            assert_eq!(error.code(), code, "{text}: {error}");
+            let key = text.split('=').next().expect("key");
+            assert!(error.to_string().contains(key), "{error}");
+        }
+        assert!(
+            refused("brokerPermision=4")
+                .to_string()
+                .contains("brokerPermission")
+        );
+    }
+
+    #[test]
+    fn a_whole_configuration_may_be_sent_back() {
+        let live = live(&["brokerName=b"]);
+        assert!(live.apply(&live.to_properties_text()).is_ok());
+    }
+
+    #[test]
+    fn the_properties_text_names_every_key_and_masks_secrets() {
+        let text = live(&[
+            "metricsGrpcExporterHeader=Authorization:abc",
+            "brokerName=b",
+        ])
+        .to_properties_text();
+        assert!(!text.contains("abc") && text.contains("metricsGrpcExporterHeader=******\n"));
+        assert!(text.contains("brokerName=b\n") && text.contains("flushDiskType=SYNC_FLUSH\n"));
+        let unnamed = keys::all()
+            .filter(|k| !text.contains(&format!("{}=", k.name)))
+            .count();
+        assert_eq!(unnamed, 0);
+    }
+}

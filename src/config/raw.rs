@@ -211,3 +211,120 @@ pub fn parse_properties(
     }
     Ok(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(pairs: &[(&str, &str)]) -> RawConfig {
+        let mut raw = RawConfig::default();
+        for (key, value) in pairs {
+            raw.set(key, value);
+        }
+        raw
+    }
+
+    #[test]
+    fn a_java_properties_file_is_read_as_java_reads_it() {
+        let text = b"# comment\n! another\nbrokerName = a\\\n   b\nlistenPort:20911\r\n\
+                     namesrvAddr 127.0.0.1:9876;127.0.0.1:9877\nregionId=\\u0041\\tx\n\n";
+        let pairs = parse_properties(text, "test").expect("properties");
+        let found: Vec<_> = pairs
+            .iter()
+            .map(|(k, v, _)| (k.as_str(), v.as_str()))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("brokerName", "ab"),
+                ("listenPort", "20911"),
+                ("namesrvAddr", "127.0.0.1:9876;127.0.0.1:9877"),
+                ("regionId", "A\tx"),
+            ]
+        );
+    }
+
+    #[test]
+    fn unknown_keys_are_named_with_the_nearest_known_one() {
+        let remarks = raw(&[("flushDiskTpye", "x"), ("qqqqqqqqqqqqqqqq", "1")])
+            .check()
+            .expect("ok");
+        assert_eq!(
+            remarks.unknown,
+            [
+                "unknown key flushDiskTpye; the nearest known key is flushDiskType",
+                "unknown key qqqqqqqqqqqqqqqq"
+            ]
+        );
+    }
+
+    #[test]
+    fn malformed_values_name_key_value_place_and_limit() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = dir.path().join("broker.conf");
+        std::fs::write(&path, "brokerName=a\nmaxMessageSize=4M\n").expect("write");
+        let error = RawConfig::read_file(&path)
+            .expect("file")
+            .check()
+            .expect_err("malformed");
+        let text = error.to_string();
+        for part in ["maxMessageSize=4M", "broker.conf line 2", "between 10 and"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        for (key, value) in [
+            ("listenPort", "70000"),
+            ("listenPort", "off"),
+            ("nameServerPort", "maybe"),
+            ("autoCreateTopicEnable", "yes"),
+            ("flushDiskType", "FAST"),
+            ("deleteWhen", "24"),
+            ("messageDelayLevel", "1 2 3"),
+            ("pullThreadPoolQueueCapacity", "many"),
+        ] {
+            let error = raw(&[(key, value)]).check().expect_err(key).to_string();
+            assert!(error.starts_with(&format!("{key}={value} ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn promises_that_are_not_kept_refuse_by_name() {
+        for (key, value) in [
+            ("aclEnable", "true"),
+            ("authenticationEnabled", "true"),
+            ("authorizationEnabled", "TRUE"),
+            ("tls.server.mode", "enforcing"),
+            ("brokerRole", "SYNC_MASTER"),
+            ("brokerRole", "SLAVE"),
+            ("enableDLegerCommitLog", "true"),
+            ("enableControllerMode", "true"),
+            ("storeType", "defaultRocksDB"),
+            ("storePathCommitLog", "/a,/b"),
+        ] {
+            let error = raw(&[(key, value)]).check().expect_err(key);
+            assert!(matches!(error, ConfigError::Refused { .. }), "{error}");
+            assert!(
+                error.to_string().starts_with(&format!("{key}={value} ")),
+                "{error}"
+            );
+        }
+        let kept = raw(&[
+            ("aclEnable", "false"),
+            ("brokerRole", "ASYNC_MASTER"),
+            ("storeType", "default"),
+        ]);
+        assert!(kept.check().is_ok());
+    }
+
+    #[test]
+    fn a_missing_file_and_a_set_without_equals_are_told() {
+        let error = RawConfig::read_file(Path::new("/nonexistent/broker.conf")).expect_err("none");
+        assert!(
+            error.to_string().contains("/nonexistent/broker.conf"),
+            "{error}"
+        );
+        let error = RawConfig::default()
+            .set_pair("listenPort")
+            .expect_err("no equals");
+        assert!(error.to_string().contains("key=value"), "{error}");
+    }
+}

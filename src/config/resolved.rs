@@ -454,3 +454,125 @@ fn pin(config: &mut Config) {
             .collect(),
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(set: &[&str]) -> Options {
+        Options {
+            set: set.iter().map(ToString::to_string).collect(),
+            ..Options::default()
+        }
+    }
+
+    fn config(set: &[&str]) -> Config {
+        Config::resolve(&options(set))
+            .expect("configuration")
+            .config
+    }
+
+    fn with_file(text: &str, set: &[&str]) -> Result<Config, ConfigError> {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = dir.path().join("broker.conf");
+        std::fs::write(&path, text).expect("write");
+        let options = Options {
+            conf: Some(path),
+            ..options(set)
+        };
+        Config::resolve(&options).map(|resolved| resolved.config)
+    }
+
+    #[test]
+    fn without_configuration_everything_is_on_loopback_and_synchronous() {
+        let config = config(&[]);
+        assert!(config.bind.is_loopback() && config.advertise == "127.0.0.1");
+        assert_eq!(config.listen_port, PortChoice::Port(10_911));
+        assert_eq!(config.fast_port_for(10_911), PortChoice::Port(10_909));
+        assert_eq!(config.name_server_port, PortChoice::Port(9876));
+        assert_eq!(config.store.flush, FlushMode::Sync);
+        assert_eq!(config.store.root, PathBuf::from("./saturnmq-data"));
+        assert!((1..=8).contains(&config.cores));
+    }
+
+    #[test]
+    fn a_broker_conf_binds_and_places_the_store_as_apache_does() {
+        let config = with_file("brokerName=broker-a\n", &[]).expect("configuration");
+        assert!(config.bind.is_unspecified());
+        assert!(config.store.root.ends_with("store"));
+        let file = "storePathRootDir=/data/a\nbindAddress=127.0.0.1\nflushDiskType=ASYNC_FLUSH\n";
+        let config = with_file(file, &["storePathRootDir=/data/b"]).expect("configuration");
+        assert_eq!(config.store.root, PathBuf::from("/data/b"));
+        assert_eq!(
+            (config.store.flush, config.bind.to_string()),
+            (FlushMode::Async, "127.0.0.1".into())
+        );
+    }
+
+    #[test]
+    fn flags_go_over_the_file() {
+        let options = Options {
+            listen: Some("0.0.0.0:20911".into()),
+            name_server_port: Some("off".into()),
+            advertise: Some("10.1.2.3".into()),
+            cores: Some(3),
+            ..options(&["listenPort=1", "brokerIP1=10.9.9.9"])
+        };
+        let config = Config::resolve(&options).expect("configuration").config;
+        assert_eq!(config.listen_port, PortChoice::Port(20_911));
+        assert_eq!(config.name_server_port, PortChoice::Off);
+        assert_eq!((config.advertise.as_str(), config.cores), ("10.1.2.3", 3));
+    }
+
+    #[test]
+    fn outer_name_servers_switch_the_embedded_one_off_unless_it_is_asked_for() {
+        let outer = "namesrvAddr=10.0.0.1:9876; 10.0.0.2:9876";
+        let off = config(&[outer]);
+        assert_eq!(off.name_server_port, PortChoice::Off);
+        assert_eq!(off.name_servers, ["10.0.0.1:9876", "10.0.0.2:9876"]);
+        assert_eq!(
+            config(&[outer, "nameServerPort=9876"]).name_server_port,
+            PortChoice::Port(9876)
+        );
+    }
+
+    #[test]
+    fn any_free_port_and_off_are_understood() {
+        let config = config(&["listenPort=0", "fastListenPort=off", "nameServerPort=0"]);
+        assert_eq!(config.listen_port, PortChoice::Any);
+        assert_eq!(config.fast_port_for(5000), PortChoice::Off);
+        assert_eq!(config.name_server_port.number(), Some(0));
+    }
+
+    #[test]
+    fn what_cannot_be_is_one_sentence_with_the_key() {
+        for (pair, part) in [
+            ("brokerName=a b", "brokerName"),
+            ("brokerClusterName=../x", "brokerClusterName"),
+            ("namesrvAddr=nowhere", "namesrvAddr=nowhere"),
+            (
+                "mappedFileSizeCommitLog=5000",
+                "mappedFileSizeCommitLog=5000",
+            ),
+        ] {
+            let error = Config::resolve(&options(&[pair]))
+                .expect_err(pair)
+                .to_string();
+            assert!(error.contains(part) && !error.contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn threads_are_pinned_apart_from_four_cpus_up() {
+        let mut config = config(&[]);
+        config.cpus = vec![0, 1, 2, 3];
+        config.cores = 4;
+        pin(&mut config);
+        assert_eq!(config.store.writer_cpu, Some(0));
+        assert_eq!(config.core_cpus, Some(vec![1, 2, 3, 1]));
+        let mut small = config.clone();
+        (small.cpus, small.core_cpus, small.store.writer_cpu) = (vec![0, 1], None, None);
+        pin(&mut small);
+        assert_eq!((small.store.writer_cpu, small.core_cpus), (None, None));
+    }
+}

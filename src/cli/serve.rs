@@ -1,0 +1,176 @@
+//! `saturnmq serve`: reads the configuration, opens the store, starts every thread, says what runs,
+//! and hands the main thread to [`control`](crate::control).
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use saturnmq_net::listener::BindError;
+use saturnmq_net::probe::{self, Engine, ProbeError};
+use saturnmq_storage::error::OpenError;
+use thiserror::Error;
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{Config, ConfigError, Options, Resolved};
+use crate::control::{self, Sockets};
+use crate::persist::LoadError;
+use crate::wiring::{self, Wired};
+use crate::{banner, host};
+
+const EXAMPLES: &str = "\
+Examples:
+  saturnmq serve
+      on loopback, store under ./saturnmq-data, name server on 9876, broker on 10911
+  saturnmq serve --listen 0.0.0.0 --data-dir /var/lib/saturnmq
+      for clients on other hosts
+  saturnmq serve -c broker.conf
+      with Apache's file and key names
+  saturnmq serve --set flushDiskType=ASYNC_FLUSH --set nameServerPort=off
+      single keys; they go over the file
+  saturnmq serve --listen 127.0.0.1:0 --name-server-port 0
+      any free ports; they are printed";
+
+/// Arguments of `serve`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ServeArgs {
+    /// Apache's broker.conf: Java properties with Apache's key names.
+    #[arg(short = 'c', long = "conf", value_name = "FILE")]
+    pub conf: Option<PathBuf>,
+    /// Directory of the store [./saturnmq-data, or ~/store with -c].
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Address to listen on, with or without a port [127.0.0.1, or all with -c].
+    #[arg(long, value_name = "ADDRESS[:PORT]")]
+    pub listen: Option<String>,
+    /// Port of the embedded name server: 0 for any free one, or "off" [9876].
+    #[arg(long, value_name = "PORT")]
+    pub name_server_port: Option<String>,
+    /// Address that clients are told to connect to [chosen like brokerIP1].
+    #[arg(long, value_name = "ADDRESS")]
+    pub advertise: Option<String>,
+    /// Network threads [CPUs minus one, at most 8].
+    #[arg(long, value_name = "N")]
+    pub cores: Option<usize>,
+    /// Sets a key of broker.conf; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Form of the log on stderr; RUST_LOG chooses what is logged.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// Form of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Why the broker did not start, or did not stop well: one sentence that names the thing.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An address or port.
+    #[error("{0} (key {1})")]
+    Bind(#[source] BindError, &'static str),
+    /// The choice of engine.
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    /// A state file.
+    #[error(transparent)]
+    State(#[from] LoadError),
+    /// A thread, a runtime or a signal handler.
+    #[error("cannot start {what}: {source}")]
+    Start {
+        /// Which.
+        what: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The stop was not clean.
+    #[error("{0}")]
+    Stop(String),
+}
+
+/// Runs the broker until a signal ends it.
+///
+/// # Errors
+/// [`ServeError`], for `main` to print.
+pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
+    let begun = Instant::now();
+    start_log(args.log_format);
+    let resolved = Config::resolve(&Options {
+        conf: args.conf.clone(),
+        data_dir: args.data_dir.clone(),
+        listen: args.listen.clone(),
+        name_server_port: args.name_server_port.clone(),
+        advertise: args.advertise.clone(),
+        cores: args.cores,
+        set: args.set.clone(),
+    })?;
+    tell_remarks(&resolved);
+    let facts = host::Facts::gather();
+    let engine = probe::choose()?;
+    // Taken ports are told before the store is touched; the sockets proper are made once it is open,
+    // so that nobody waits in a queue while a store is recovered.
+    drop(Sockets::bind(&resolved.config)?);
+    let Wired {
+        broker,
+        cores,
+        services,
+        report,
+        sockets,
+    } = wiring::start(resolved, &engine, begun)?;
+    let text = banner::text(&broker, &facts, &engine, &report);
+    print_banner(&text);
+    let ring = matches!(engine, Engine::Uring(_));
+    control::run(control::Parts {
+        broker: Arc::clone(&broker),
+        cores,
+        services,
+        sockets,
+        ring,
+    })
+}
+
+fn tell_remarks(resolved: &Resolved) {
+    for sentence in &resolved.remarks.unknown {
+        tracing::warn!("{sentence}");
+    }
+    if !resolved.remarks.ignored.is_empty() {
+        tracing::debug!(
+            "keys without effect here: {}",
+            resolved.remarks.ignored.join(", ")
+        );
+    }
+}
+
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr);
+    // A second log in the same process (tests) keeps the first.
+    let _ = match format {
+        LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).try_init(),
+        LogFormat::Json => log.json().try_init(),
+    };
+}
+
+/// A closed stdout is no reason not to serve.
+fn print_banner(text: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(text.as_bytes());
+    let _ = out.flush();
+}

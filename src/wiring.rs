@@ -1,0 +1,234 @@
+//! Starts everything in its order: store, state files, services, network cores, sockets.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use crossbeam_channel::Receiver;
+use saturnmq_net::driver::{CoreHandle, CoreSettings, spawn_core};
+use saturnmq_net::probe::Engine;
+use saturnmq_storage::append_queue::AppendPort;
+use saturnmq_storage::dispatch::WakeQueue;
+use saturnmq_storage::store::{OpenReport, Opened, Store};
+
+use crate::answer::{CoreDirectory, CoreMessage};
+use crate::broker::Broker;
+use crate::cli::serve::ServeError;
+use crate::clients::Clients;
+use crate::config::{Config, Resolved};
+use crate::control::Sockets;
+use crate::core::{Core, CoreParts};
+use crate::groups::Groups;
+use crate::locks::QueueLocks;
+use crate::name_server::NameServer;
+use crate::offsets::{ConsumerOffsets, DelayOffsets};
+use crate::persist::Persist;
+use crate::services::{Services, ServicesHandle, ServicesInbox};
+use crate::state_json::now_ms;
+use crate::topics::Topics;
+
+/// Messages that wait for one core, at most.
+const INBOX: usize = 16_384;
+
+/// A running network core.
+pub struct RunningCore {
+    /// How other threads reach it.
+    pub handle: CoreHandle,
+    /// Its thread.
+    pub thread: JoinHandle<()>,
+}
+
+/// What was started.
+pub struct Wired {
+    /// The shared state.
+    pub broker: Arc<Broker>,
+    /// Network cores.
+    pub cores: Vec<RunningCore>,
+    /// The services thread.
+    pub services: JoinHandle<()>,
+    /// What opening the store found.
+    pub report: OpenReport,
+    /// Listening sockets.
+    pub sockets: Sockets,
+}
+
+/// Starts the broker.
+///
+/// # Errors
+/// Whatever cannot be started; what was started before is stopped again, the store closed.
+pub fn start(resolved: Resolved, engine: &Engine, begun: Instant) -> Result<Wired, ServeError> {
+    let Resolved { config, live, .. } = resolved;
+    let (directory, inboxes) = CoreDirectory::new(config.cores, INBOX);
+    let directory = Arc::new(directory);
+    // One port for each core, and the last one for the services thread.
+    let opened = Store::open(
+        config.store.clone(),
+        config.cores + 1,
+        Arc::clone(&directory) as _,
+    )?;
+    let store = Arc::clone(&opened.store);
+    let parts = Parts {
+        config,
+        live,
+        directory,
+        inboxes,
+        opened,
+        begun,
+    };
+    start_on_store(parts, engine).inspect_err(|_| {
+        if let Err(error) = store.close() {
+            tracing::error!("the store was not closed cleanly: {error}");
+        }
+    })
+}
+
+struct Parts {
+    config: Config,
+    live: crate::config::LiveConfig,
+    directory: Arc<CoreDirectory>,
+    inboxes: Vec<Receiver<CoreMessage>>,
+    opened: Opened,
+    begun: Instant,
+}
+
+fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
+    let Parts {
+        config,
+        live,
+        directory,
+        inboxes,
+        opened,
+        begun,
+    } = parts;
+    let Opened {
+        store,
+        mut ports,
+        mut wakes,
+        report,
+    } = opened;
+    let persist = Arc::new(Persist::new(&config.store.root));
+    let sockets = Sockets::bind(&config)?;
+    let (services, inbox) = ServicesHandle::new();
+    let broker = Arc::new(Broker {
+        live: ArcSwap::from_pointee(live),
+        ports: sockets.ports(),
+        store_host: SocketAddr::new(config.advertise_ip, sockets.ports().broker),
+        topics: Topics::load(Arc::clone(&persist), &config.system_topics)?,
+        groups: Groups::load(Arc::clone(&persist))?,
+        offsets: ConsumerOffsets::load(Arc::clone(&persist))?,
+        delay_offsets: Arc::new(DelayOffsets::load(Arc::clone(&persist))?),
+        name_server: NameServer::load(&persist)?,
+        clients: Clients::default(),
+        locks: QueueLocks::default(),
+        cores: directory,
+        services,
+        started: begun,
+        started_ms: now_ms(),
+        config,
+        store,
+        persist,
+    });
+    // The services thread has the port behind those of the cores; it looks at no wake queue.
+    let port = ports.split_off(broker.config.cores);
+    wakes.truncate(broker.config.cores);
+    let services = start_services(&broker, inbox, port)?;
+    match start_cores(&broker, engine, ports, wakes, inboxes) {
+        Ok(cores) => Ok(Wired {
+            broker,
+            cores,
+            services,
+            report,
+            sockets,
+        }),
+        Err(error) => {
+            broker.services.stop();
+            // A panic of the thread was printed by the panic hook; the start fails anyway.
+            let _ = services.join();
+            Err(error)
+        }
+    }
+}
+
+fn start_services(
+    broker: &Arc<Broker>,
+    inbox: ServicesInbox,
+    ports: Vec<AppendPort>,
+) -> Result<JoinHandle<()>, ServeError> {
+    let failed = |source| ServeError::Start {
+        what: "the services thread",
+        source,
+    };
+    let port = ports
+        .into_iter()
+        .next()
+        .ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+    let reader = broker
+        .store
+        .reader()
+        .map_err(|e| failed(io::Error::other(e)))?;
+    let services = Services::new(Arc::clone(broker), inbox, port, reader);
+    let builder = std::thread::Builder::new().name("services".into());
+    builder.spawn(move || services.run()).map_err(failed)
+}
+
+fn start_cores(
+    broker: &Arc<Broker>,
+    engine: &Engine,
+    ports: Vec<AppendPort>,
+    wakes: Vec<WakeQueue>,
+    inboxes: Vec<Receiver<CoreMessage>>,
+) -> Result<Vec<RunningCore>, ServeError> {
+    let mut cores = Vec::with_capacity(inboxes.len());
+    for (index, ((port, wakes), inbox)) in ports.into_iter().zip(wakes).zip(inboxes).enumerate() {
+        match start_core(broker, engine, index, (port, wakes, inbox)) {
+            Ok(core) => cores.push(core),
+            Err(source) => {
+                stop_cores(cores);
+                return Err(ServeError::Start {
+                    what: "a network core",
+                    source,
+                });
+            }
+        }
+    }
+    Ok(cores)
+}
+
+fn start_core(
+    broker: &Arc<Broker>,
+    engine: &Engine,
+    index: usize,
+    (port, wakes, inbox): (AppendPort, WakeQueue, Receiver<CoreMessage>),
+) -> io::Result<RunningCore> {
+    let cpu = broker
+        .config
+        .core_cpus
+        .as_ref()
+        .and_then(|cpus| cpus.get(index).copied());
+    let mut settings = CoreSettings::new(index, cpu, engine.clone());
+    settings.limits.idle = broker.config.idle_timeout;
+    let reader = broker.store.reader().map_err(io::Error::other)?;
+    let parts = CoreParts {
+        index,
+        reader,
+        port,
+        wakes,
+        inbox,
+    };
+    let shared = Arc::clone(broker);
+    let (handle, thread) = spawn_core(settings, move |handle| Core::new(shared, handle, parts))?;
+    Ok(RunningCore { handle, thread })
+}
+
+fn stop_cores(cores: Vec<RunningCore>) {
+    for core in &cores {
+        core.handle.stop();
+    }
+    for core in cores {
+        // As for the services thread.
+        let _ = core.thread.join();
+    }
+}
