@@ -107,6 +107,13 @@ pub struct DispatchReceiver {
     bell: Arc<Bell>,
 }
 
+impl DispatchReceiver {
+    /// The next record, if one waits.
+    pub fn pop(&mut self) -> Option<DispatchItem> {
+        self.items.pop().ok()
+    }
+}
+
 /// The bounded queue between the writer and the dispatcher.
 pub fn channel(capacity: usize) -> (DispatchSender, DispatchReceiver) {
     let (producer, consumer) = rtrb::RingBuffer::new(capacity);

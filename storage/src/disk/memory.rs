@@ -61,10 +61,24 @@ impl Contents {
         store(&mut self.live, base, offset, &bytes)?;
         if durable {
             store(&mut self.durable, base, offset, &bytes)?;
+            self.supersede(base, offset, &bytes);
         } else {
             self.unsynced.push((base, offset, bytes));
         }
         Ok(())
+    }
+
+    /// What is still to reach the medium from earlier writes does not undo a later durable one.
+    fn supersede(&mut self, base: u64, offset: usize, bytes: &[u8]) {
+        for (of, at, older) in &mut self.unsynced {
+            let (from, to) = (
+                offset.max(*at),
+                (offset + bytes.len()).min(*at + older.len()),
+            );
+            if *of == base && from < to {
+                older[from - *at..to - *at].copy_from_slice(&bytes[from - offset..to - offset]);
+            }
+        }
     }
 
     /// A sync that completed.

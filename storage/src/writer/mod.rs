@@ -22,6 +22,8 @@ use crate::tail::TailWriter;
 use crate::watermarks::Watermarks;
 
 mod submission;
+#[cfg(test)]
+mod tests;
 pub(crate) mod thread;
 
 /// Bytes at which a batch is closed.
