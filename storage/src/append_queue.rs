@@ -15,6 +15,7 @@ use thiserror::Error;
 
 use crate::format::batch::{BatchError, encode_batch, measure_batch};
 use crate::format::message::{EncodeError, MessageParts, encode_into, encoded_len, sys_flag};
+use crate::queue_table::Queue;
 
 /// Bytes in front of every entry in a ring.
 const HEADER: usize = 24;
@@ -181,8 +182,31 @@ pub(crate) fn port(limits: PortLimits, bell: Arc<Doorbell>) -> (AppendPort, Port
 }
 
 impl AppendPort {
-    /// Takes one message for the queue with this slot. `token` comes back with the result.
-    pub fn push_to_slot(
+    /// Takes one message. `token` comes back with the result.
+    pub fn push(
+        &mut self,
+        token: u64,
+        queue: &Queue,
+        message: &MessageParts<'_>,
+    ) -> Result<(), PushError> {
+        self.push_to_slot(token, queue.slot, message)
+    }
+
+    /// Takes a client's batch (the body of `parts`): all of its messages or none. `sizes` receives the sizes
+    /// of the records, which lie one after the other from the result's `physical_offset` on. One result comes
+    /// back.
+    pub fn push_batch(
+        &mut self,
+        token: u64,
+        queue: &Queue,
+        parts: &MessageParts<'_>,
+        sizes: &mut Vec<u32>,
+    ) -> Result<(), PushError> {
+        self.push_batch_to_slot(token, queue.slot, parts, sizes)
+    }
+
+    /// As [`AppendPort::push`], for the queue with this slot.
+    pub(crate) fn push_to_slot(
         &mut self,
         token: u64,
         slot: u32,
@@ -202,10 +226,8 @@ impl AppendPort {
         Ok(())
     }
 
-    /// Takes a client's batch (the body of `parts`) for the queue with this slot: all of its messages or none.
-    /// `sizes` receives the sizes of the records, which lie one after the other from the result's
-    /// `physical_offset` on. One result comes back.
-    pub fn push_batch_to_slot(
+    /// As [`AppendPort::push_batch`], for the queue with this slot.
+    pub(crate) fn push_batch_to_slot(
         &mut self,
         token: u64,
         slot: u32,

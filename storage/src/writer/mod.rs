@@ -21,6 +21,7 @@ use crate::dispatch::DispatchSender;
 use crate::tail::TailWriter;
 use crate::watermarks::Watermarks;
 
+pub(crate) mod offsets;
 mod submission;
 #[cfg(test)]
 mod tests;

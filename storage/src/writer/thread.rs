@@ -69,14 +69,20 @@ pub(crate) fn launch<Q: QueueOffsets + Send + 'static>(
     start: LogStart,
     connections: Connections<Q>,
 ) -> Result<(RunningWriter, Vec<AppendPort>), OpenError> {
-    let dir = config.commit_log_path();
     let forced = std::env::var(FORCE).ok();
-    let mut plan = probe(
-        &dir,
-        config.commit_log_file_size,
-        config.engine,
-        forced.as_deref(),
-    )?;
+    launch_with(config, ports, start, connections, forced.as_deref())
+}
+
+/// As [`launch`], with the value of [`FORCE`] given.
+pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
+    config: &StoreConfig,
+    ports: usize,
+    start: LogStart,
+    connections: Connections<Q>,
+    forced: Option<&str>,
+) -> Result<(RunningWriter, Vec<AppendPort>), OpenError> {
+    let dir = config.commit_log_path();
+    let mut plan = probe(&dir, config.commit_log_file_size, config.engine, forced)?;
     let geometry = Geometry::new(config.commit_log_file_size, plan.block);
     let segments = Segments {
         dir: dir.clone(),

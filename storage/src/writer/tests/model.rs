@@ -163,6 +163,11 @@ impl ModelLog {
         }
     }
 
+    /// The queues' next offsets.
+    pub fn next_offsets(&self) -> [i64; QUEUES as usize] {
+        self.offsets
+    }
+
     fn put(&mut self, at: u64, bytes: &[u8]) {
         let (base, size) = (self.geometry.base(at), self.geometry.file_size as usize);
         let file = self.files.entry(base).or_insert_with(|| vec![0; size]);
