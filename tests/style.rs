@@ -36,6 +36,7 @@ const PURE_MODULES: &[&str] = &[
     "net/src/command.rs",
     "net/src/codes.rs",
     "net/src/encode.rs",
+    "net/src/encode/",
     "net/src/fastjson.rs",
     "net/src/header/",
     "net/src/messages/",

@@ -1,4 +1,4 @@
-//! Request and response codes and their names (docs/protocol.md, Request codes).
+//! Request and response codes and their names (docs/protocol.md, "Request codes").
 
 /// Defines constants and the table from codes to names.
 macro_rules! codes {

@@ -9,7 +9,7 @@ use crate::header::fields::{Fields, Slot};
 use crate::header::lexer::Span;
 use crate::header::{binary, json};
 
-/// Flag bit of a response (docs/protocol.md, Flag and opaque).
+/// Flag bit of a response (docs/protocol.md, "Flag and opaque").
 pub const FLAG_RESPONSE: i32 = 1;
 /// Flag bit of a request that wants no response.
 pub const FLAG_ONEWAY: i32 = 2;

@@ -1,4 +1,4 @@
-//! Writing frames straight into a connection's out buffer (docs/protocol.md, Writing frames).
+//! Writing frames straight into a connection's out buffer (docs/protocol.md, "Writing frames").
 //!
 //! An [`Encoder`] appends; lengths are patched at the end and nothing is allocated beyond the
 //! buffer's own growth. What it leaves behind is always a whole number of frames: an encoder that

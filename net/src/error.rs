@@ -5,7 +5,7 @@
 
 use thiserror::Error;
 
-/// Why bytes cannot be the beginning of a frame (docs/protocol.md, Frame).
+/// Why bytes cannot be the beginning of a frame (docs/protocol.md, "Frame").
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FrameError {
     /// The length word is negative or too small to hold the codec word.
@@ -38,7 +38,7 @@ pub enum FrameError {
     },
 }
 
-/// Why a header cannot be read (docs/protocol.md, JSON header and Binary header).
+/// Why a header cannot be read (docs/protocol.md, "JSON header" and "Binary header").
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum HeaderError {
     /// The frame has no header at all.

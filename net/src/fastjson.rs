@@ -1,4 +1,4 @@
-//! JSON bodies as fastjson reads and writes them (docs/protocol.md, JSON dialect).
+//! JSON bodies as fastjson reads and writes them (docs/protocol.md, "JSON dialect").
 //!
 //! Read: names without quotes or in single quotes, numbers as names, objects as names (kept as
 //! their compact text), stray commas; then, on the way into Rust types, numbers in quotes, text
@@ -462,5 +462,168 @@ impl<'de> VariantAccess<'de> for Variant {
 impl Variant {
     fn has_no_content(&self) -> BodyError {
         BodyError::Unusable(format!("{} has no content", self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::messages::heartbeat::{ConsumeType, HeartbeatData, MessageModel};
+    use crate::messages::lock::MessageQueue;
+    use crate::messages::route::{BrokerData, QueueData, TopicRouteData};
+    use crate::messages::stats::{ConsumeStats, OffsetWrapper, QueueMap, TopicStatsTable};
+
+    fn queue(queue_id: i32) -> MessageQueue {
+        MessageQueue {
+            broker_name: "b".into(),
+            queue_id,
+            topic: "T".into(),
+        }
+    }
+
+    #[test]
+    fn the_dialect_is_read_as_the_values_it_means() {
+        let text = "{a:1,,'b':\"x\\u0041\",0:{1:'one'},{q:0}:[1,,2.5,],c:null,a:-2,}\n";
+        let value = parse(text.as_bytes()).expect("the dialect");
+        let members = r#"{"a":-2,"b":"xA","0":{"1":"one"},"{\"q\":0}":[1,2.5],"c":null}"#;
+        assert_eq!(value.to_string(), members);
+    }
+
+    #[test]
+    fn broken_text_is_refused_with_its_place() {
+        for text in [
+            "",
+            "{",
+            "[1",
+            "{a}",
+            "{a:1}}",
+            "{a:1 b:2}",
+            "nul",
+            "1e999",
+            "{\"a\":\"",
+            "{a:01x}",
+        ] {
+            assert!(parse(text.as_bytes()).is_err(), "{text}");
+        }
+        let syntax = BodyError::Syntax {
+            at: 4,
+            expected: "nothing behind the value",
+        };
+        assert_eq!(parse(b"{ } x"), Err(syntax));
+        assert_eq!(parse(b"\"\xff\""), Err(BodyError::NotUtf8));
+    }
+
+    #[test]
+    fn heartbeats_of_all_clients_are_read() {
+        let cpp = br#"{"clientID":"c","consumerDataSet":[{"consumeFromWhere":4,"consumeType":1,
+            "groupName":"g","messageModel":0,"subscriptionDataSet":[{"codeSet":["2598919",-7],
+            "subString":"TagA","subVersion":"1700000000000","tagsSet":["TagA"],"topic":"T"}]}],
+            "producerDataSet":null,"heartbeatFingerprint":"12","unknown":{}}"#;
+        let beat: HeartbeatData = from_slice(cpp).expect("a heartbeat");
+        let group = &beat.consumer_data_set[0];
+        assert_eq!(group.consume_type, ConsumeType::ConsumePassively);
+        assert_eq!(group.message_model, MessageModel::Broadcasting);
+        let subscription = &group.subscription_data_set[0];
+        assert_eq!(subscription.code_set, [2_598_919, -7]);
+        assert_eq!(subscription.sub_version, 1_700_000_000_000);
+        assert_eq!(subscription.expression_type, "TAG");
+        assert!(beat.producer_data_set.is_empty() && beat.heartbeat_fingerprint == 12);
+        let wrong = from_slice::<HeartbeatData>(br#"{"consumerDataSet":[{"consumeType":9}]}"#);
+        assert_eq!(
+            wrong,
+            Err(BodyError::Unusable("9 is no ConsumeType".into()))
+        );
+    }
+
+    #[test]
+    fn integers_out_of_range_are_errors_not_other_integers() {
+        for text in [
+            "{queueId:2147483648}",
+            "{queueId:'x'}",
+            "{queueId:1e30}",
+            "{queueId:[]}",
+        ] {
+            assert!(from_str::<MessageQueue>(text).is_err(), "{text}");
+        }
+        let read: MessageQueue =
+            from_str("{queueId:'7',topic:12,brokerName:true}").expect("a queue");
+        let expected = MessageQueue {
+            broker_name: "true".into(),
+            queue_id: 7,
+            topic: "12".into(),
+        };
+        assert_eq!(read, expected);
+    }
+
+    #[test]
+    fn maps_by_queue_have_bare_objects_as_keys() {
+        let stats = ConsumeStats {
+            consume_tps: 0.5,
+            offset_table: QueueMap(vec![
+                (
+                    queue(0),
+                    OffsetWrapper {
+                        broker_offset: 9,
+                        ..OffsetWrapper::default()
+                    },
+                ),
+                (queue(1), OffsetWrapper::default()),
+            ]),
+        };
+        let mut out = Vec::new();
+        stats.write(&mut out).expect("JSON can express it");
+        let expected = concat!(
+            r#"{"consumeTps":0.5,"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:"#,
+            r#"{"brokerOffset":9,"consumerOffset":0,"lastTimestamp":0,"pullOffset":0},"#,
+            r#"{"brokerName":"b","queueId":1,"topic":"T"}:"#,
+            r#"{"brokerOffset":0,"consumerOffset":0,"lastTimestamp":0,"pullOffset":0}}}"#,
+        );
+        assert_eq!(std::str::from_utf8(&out), Ok(expected));
+        assert_eq!(from_slice::<ConsumeStats>(&out), Ok(stats));
+        let quoted =
+            r#"{"offsetTable":{"{\"brokerName\":\"b\",\"topic\":\"T\"}":{"maxOffset":5}}}"#;
+        let table: TopicStatsTable = from_str(quoted).expect("quoted keys");
+        assert_eq!(
+            (
+                &table.offset_table.0[0].0,
+                table.offset_table.0[0].1.max_offset
+            ),
+            (&queue(0), 5)
+        );
+    }
+
+    #[test]
+    fn routes_are_written_compact_and_strict() {
+        let route = TopicRouteData {
+            broker_datas: vec![BrokerData {
+                broker_addrs: BTreeMap::from([(0, "10.0.0.1:10911".to_owned())]),
+                broker_name: "broker-a".into(),
+                cluster: "DefaultCluster".into(),
+                ..BrokerData::default()
+            }],
+            queue_datas: vec![QueueData {
+                broker_name: "broker-a".into(),
+                perm: 6,
+                read_queue_nums: 8,
+                topic_sys_flag: 0,
+                write_queue_nums: 8,
+            }],
+            ..TopicRouteData::default()
+        };
+        let mut out = Vec::new();
+        write(&mut out, &route).expect("JSON can express it");
+        let expected = concat!(
+            r#"{"brokerDatas":[{"brokerAddrs":{"0":"10.0.0.1:10911"},"brokerName":"broker-a","#,
+            r#""cluster":"DefaultCluster","enableActingMaster":false}],"filterServerTable":{},"#,
+            r#""queueDatas":[{"brokerName":"broker-a","perm":6,"readQueueNums":8,"#,
+            r#""topicSysFlag":0,"writeQueueNums":8}]}"#,
+        );
+        assert_eq!(std::str::from_utf8(&out), Ok(expected));
+        let bare = expected
+            .replace("\"0\":", "0:")
+            .replace("topicSysFlag", "topicSynFlag");
+        assert_eq!(from_str::<TopicRouteData>(&bare), Ok(route));
     }
 }

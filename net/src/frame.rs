@@ -1,4 +1,4 @@
-//! Cutting a byte stream into frames (docs/protocol.md, Frame).
+//! Cutting a byte stream into frames (docs/protocol.md, "Frame").
 //!
 //! ```text
 //! length: i32 | codec: u8, header length: u24 | header | body

@@ -1,4 +1,4 @@
-//! Binary headers (docs/protocol.md, Binary header).
+//! Binary headers (docs/protocol.md, "Binary header").
 //!
 //! ```text
 //! code: i16 | language: u8 | version: i16 | opaque: i32 | flag: i32

@@ -1,4 +1,4 @@
-//! The ext fields of a header (docs/protocol.md, JSON header).
+//! The ext fields of a header (docs/protocol.md, "JSON header").
 //!
 //! Values are text whatever the sender wrote, in exactly the characters it sent (signatures cover
 //! them); a null value counts as absent, and of duplicates the last one counts.

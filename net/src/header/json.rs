@@ -1,4 +1,4 @@
-//! JSON headers as all known clients write them (docs/protocol.md, JSON header).
+//! JSON headers as all known clients write them (docs/protocol.md, "JSON header").
 
 use super::fields::{MAX_FIELDS, Slot};
 use super::lexer::{Lexer, Scalar, Span};

@@ -1,4 +1,4 @@
-//! The words of fastjson's dialect of JSON, without allocation (docs/protocol.md, JSON dialect).
+//! The words of fastjson's dialect of JSON, without allocation (docs/protocol.md, "JSON dialect").
 //!
 //! Beyond JSON it has names without quotes, single quotes, more escapes and stray commas. The
 //! lexer cuts words out of the text; strings with escapes are written unescaped into a text buffer

@@ -1,4 +1,4 @@
-//! Settings and statistics of a broker: codes 26 and 315 (docs/protocol.md, Broker).
+//! Settings and statistics of a broker: codes 26 and 315 (docs/protocol.md, "Request codes").
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
 //! Consumer groups: codes 200, 201, 207, 225, 300, 343, 345, 352, 353 and assignments 400, 401
-//! (docs/protocol.md, Groups).
+//! (docs/protocol.md, "Request codes").
 
 use std::collections::BTreeMap;
 

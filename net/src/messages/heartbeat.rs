@@ -1,5 +1,5 @@
 //! Registration of clients: codes 34, 35, 38, 46, 40 and what tools ask about clients
-//! (docs/protocol.md, Client registration).
+//! (docs/protocol.md, "Request codes").
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The name server's key-value store: codes 100 to 102 and 219 (docs/protocol.md, Name server).
+//! The name server's key-value store: codes 100 to 102 and 219 (docs/protocol.md, "Request codes").
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Queue locks of orderly consumers: codes 41 and 42 (docs/protocol.md, Locks).
+//! Queue locks of orderly consumers: codes 41 and 42 (docs/protocol.md, "Request codes").
 
 use serde::{Deserialize, Serialize};
 

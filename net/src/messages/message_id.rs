@@ -1,5 +1,5 @@
 //! Offset message ids: the broker's address and a log offset in hexadecimal
-//! (docs/protocol.md, Offset message id).
+//! (docs/format.md, "Offset message id").
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -1,5 +1,5 @@
 //! Typed request and response headers and bodies, one file per request family
-//! (docs/protocol.md, Request codes).
+//! (docs/protocol.md, "Request codes").
 //!
 //! Headers are views that borrow from the ext fields: `decode` checks, `encode_fields` writes the
 //! same fields again (clients use it). Bodies are owned and read by [`crate::fastjson`].

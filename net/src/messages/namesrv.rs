@@ -1,5 +1,5 @@
 //! Headers of requests to the name server: codes 105, 205, 216, 224, 327, 901, 904
-//! (docs/protocol.md, Name server).
+//! (docs/protocol.md, "Request codes").
 
 use super::headers;
 

@@ -1,5 +1,5 @@
 //! Offsets of consumers and of queues: codes 14, 15, 29 to 32, 308, 314 and 220 to 223
-//! (docs/protocol.md, Offsets).
+//! (docs/protocol.md, "Request codes").
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

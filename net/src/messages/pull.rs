@@ -1,4 +1,4 @@
-//! Pulls: codes 11 and 361 (docs/protocol.md, Pulling).
+//! Pulls: codes 11 and 361 (docs/protocol.md, "Pulling").
 
 use super::headers;
 

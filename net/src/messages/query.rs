@@ -1,4 +1,4 @@
-//! Messages by key and by place: codes 12, 33 and 321 (docs/protocol.md, Querying).
+//! Messages by key and by place: codes 12, 33 and 321 (docs/protocol.md, "Request codes").
 
 use super::headers;
 

@@ -1,4 +1,4 @@
-//! Brokers at a name server: codes 103, 104, 322 (docs/protocol.md, Broker registration).
+//! Brokers at a name server: codes 103, 104, 322 (docs/protocol.md, "Request codes").
 
 use std::io::{Read, Write};
 

@@ -1,5 +1,5 @@
 //! Routes and lists of the name server: bodies of 105, 106, 206, 224, 304, 311 to 313, 901
-//! (docs/protocol.md, Name server).
+//! (docs/protocol.md, "Request codes").
 //!
 //! Written as strict compact JSON with quoted keys, which every client reads.
 

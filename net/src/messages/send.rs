@@ -1,4 +1,4 @@
-//! Sends: codes 10, 310, 320, replies 324, 325, and 36 (docs/protocol.md, Sending).
+//! Sends: codes 10, 310, 320, replies 324, 325, and 36 (docs/protocol.md, "Sending").
 
 use super::headers;
 use crate::codes::request;
@@ -229,5 +229,72 @@ headers! {
         store_host: &'a str = "storeHost",
         /// In ms since 1970.
         store_timestamp: i64 = "storeTimestamp",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::{Scratch, decode};
+    use crate::frame::{Codec, Frame, MAX_FRAME, Parsed, parse};
+
+    const SEND: SendRequest<'static> = SendRequest {
+        producer_group: "pg",
+        topic: "T",
+        default_topic: "TBW102",
+        default_topic_queue_nums: 4,
+        queue_id: -1,
+        sys_flag: SYS_FLAG_TRANSACTION_PREPARED,
+        born_timestamp: 1_700_000_000_000,
+        flag: i32::MIN,
+        properties: "TAGS\u{1}a\u{2}",
+        reconsume_times: 3,
+        unit_mode: true,
+        max_reconsume_times: Some(16),
+        batch: true,
+        broker_name: Some("broker-a"),
+    };
+
+    #[test]
+    fn long_names_and_letters_carry_the_same_request() {
+        for code in [10, 310, 320, 324, 325] {
+            let mut out = Vec::new();
+            let mut encoder = Encoder::request(&mut out, Codec::Json, code, 1, false);
+            SEND.encode_fields(code, &mut encoder);
+            encoder.finish();
+            let Ok(Parsed::Complete { frame, .. }) = parse(&out, MAX_FRAME) else {
+                panic!("no frame");
+            };
+            let mut scratch = Scratch::default();
+            let ext = decode(frame, &mut scratch).expect("a header").ext;
+            assert_eq!(ext.get("b").is_some(), code != 10 && code != 324);
+            assert_eq!(SendRequest::decode(code, &ext), Ok(SEND));
+            let other = if SendRequest::has_letters(code) {
+                10
+            } else {
+                310
+            };
+            assert!(SendRequest::decode(other, &ext).is_err());
+        }
+    }
+
+    #[test]
+    fn errors_name_the_field_as_the_request_does() {
+        let header = br#"{"extFields":{"a":"p","b":"T","c":null,"d":4,"e":"zero","b":"U"}}"#;
+        let frame = Frame {
+            codec: Codec::Json,
+            header,
+            body: b"",
+        };
+        let mut scratch = Scratch::default();
+        let ext = decode(frame, &mut scratch).expect("a header").ext;
+        let error = SendRequest::decode(310, &ext)
+            .expect_err("no number")
+            .to_string();
+        assert!(error.starts_with("the field e holds \"zero\""), "{error}");
+        let error = SendRequest::decode(10, &ext)
+            .expect_err("no long name")
+            .to_string();
+        assert_eq!(error, "the field producerGroup is missing");
     }
 }

@@ -1,4 +1,4 @@
-//! Topics: codes 17, 18, 21, 215, 351 (docs/protocol.md, Topics).
+//! Topics: codes 17, 18, 21, 215, 351 (docs/protocol.md, "Names and permissions").
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Transactions: codes 37, 39 and 323 (docs/protocol.md, Transactions).
+//! Transactions: codes 37, 39 and 323 (docs/protocol.md, "Request codes").
 
 use super::headers;
 
