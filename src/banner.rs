@@ -49,6 +49,10 @@ pub fn text(broker: &Broker, facts: &Facts, engine: &Engine, report: &OpenReport
     if let Some(hint) = loopback_hint(broker) {
         line("note", hint);
     }
+    line(
+        "ready",
+        format!("after {} ms", broker.started.elapsed().as_millis()),
+    );
     out
 }
 
@@ -134,8 +138,8 @@ fn threads(cores: usize) -> String {
 fn loopback_hint(broker: &Broker) -> Option<String> {
     let loopback = |ip: IpAddr| ip.is_loopback();
     (loopback(broker.config.bind) && broker.config.conf_file.is_none()).then(|| {
-        "only this host can connect; open it with --listen 0.0.0.0 (there is no authentication yet: \
-         use a firewall)"
+        "only this host can connect; open it with --listen 0.0.0.0 (there is no authentication \
+         yet: use a firewall)"
             .to_string()
     })
 }

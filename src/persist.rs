@@ -1,11 +1,11 @@
 //! JSON state files: coalesced, atomic, and durable before anything that depends on them is
 //! answered.
 //!
-//! A change is made in memory, then [`Persist::changed`] gives a [`Ticket`]. One task on the control
-//! thread writes each changed file, one write of a file at a time, whatever number of changes that
-//! covers: temporary file, fsync, rename, fsync of the directory (docs/durability.md, State files).
-//! A failed write fails the tickets it covered; the file stays marked and is written again with the
-//! next change or the next retry.
+//! A change is made in memory, then [`Persist::changed`] gives a [`Ticket`]. One task on the
+//! control thread writes each changed file, one write of a file at a time, whatever number of
+//! changes that covers: temporary file, fsync, rename, fsync of the directory
+//! (docs/durability.md). A failed write fails the tickets it covered; the file stays marked and is
+//! written again with the next change or the next retry.
 
 use std::io;
 use std::io::Write;
@@ -95,8 +95,8 @@ pub struct WriteError {
 pub enum LoadError {
     /// Neither the file nor its backup holds what it should.
     #[error(
-        "{} is damaged ({problem}) and so is its .bak; put a good copy in its place, or remove both to \
-         start without what they held",
+        "{} is damaged ({problem}) and so is its .bak; put a good copy in its place, or remove \
+         both to start without what they held",
         path.display()
     )]
     Damaged {

@@ -34,7 +34,7 @@ Examples:
 
 /// Arguments of `serve`.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_override_self = true)]
 pub struct ServeArgs {
     /// Apache's broker.conf: Java properties with Apache's key names.
     #[arg(short = 'c', long = "conf", value_name = "FILE")]
@@ -122,8 +122,8 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     tell_remarks(&resolved);
     let facts = host::Facts::gather();
     let engine = probe::choose()?;
-    // Taken ports are told before the store is touched; the sockets proper are made once it is open,
-    // so that nobody waits in a queue while a store is recovered.
+    // Taken ports are told before the store is touched; the sockets proper are made once it is
+    // open, so that nobody waits in a queue while a store is recovered.
     drop(Sockets::bind(&resolved.config)?);
     let Wired {
         broker,

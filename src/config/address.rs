@@ -73,14 +73,14 @@ pub fn advertised_reason(bind: IpAddr, advertised: IpAddr) -> Option<String> {
     }
     if advertised.is_loopback() {
         return Some(format!(
-            "clients on other hosts are sent to {advertised}, themselves; set brokerIP1 or --advertise \
-             to an address of this host that they reach"
+            "clients on other hosts are sent to {advertised}, themselves; set brokerIP1 or \
+             --advertise to an address of this host that they reach"
         ));
     }
     if !bind.is_unspecified() && bind != advertised {
         return Some(format!(
-            "clients are sent to {advertised}, and only {bind} is listened on; that works only where \
-             the one is forwarded to the other"
+            "clients are sent to {advertised}, and only {bind} is listened on; that works only \
+             where the one is forwarded to the other"
         ));
     }
     let in_container =

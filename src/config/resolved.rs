@@ -82,7 +82,7 @@ pub struct Config {
     pub bind: IpAddr,
     /// `listenPort`; 0 is any free port.
     pub listen_port: PortChoice,
-    /// `fastListenPort`: listenPort − 2 if not set. `None`: to be derived once listenPort is known.
+    /// `fastListenPort`: listenPort − 2 if not set. `None`: to be derived from listenPort.
     pub fast_port: Option<PortChoice>,
     /// `nameServerPort`.
     pub name_server_port: PortChoice,
@@ -209,12 +209,15 @@ fn split_listen(listen: &str) -> Result<(IpAddr, Option<u16>), ConfigError> {
     if let Ok(ip) = listen.parse::<IpAddr>() {
         return Ok((ip, None));
     }
-    listen.parse::<SocketAddr>().map(|a| (a.ip(), Some(a.port()))).map_err(|_| {
-        ConfigError::Contradiction(format!(
-            "--listen {listen} is no address: it takes an IP address such as 0.0.0.0, with or without \
-             :port"
-        ))
-    })
+    listen
+        .parse::<SocketAddr>()
+        .map(|a| (a.ip(), Some(a.port())))
+        .map_err(|_| {
+            ConfigError::Contradiction(format!(
+                "--listen {listen} is no address: it takes an IP address such as 0.0.0.0, with or \
+             without :port"
+            ))
+        })
 }
 
 fn fixed(raw: &RawConfig, v: &Values) -> Result<Config, ConfigError> {

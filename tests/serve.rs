@@ -1,0 +1,426 @@
+//! Start and stop of the real binary: what it prints, what it refuses, what it leaves behind.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use saturnmq_net::client::{Client, OwnedCommand};
+use tempfile::TempDir;
+
+/// Longest wait for anything in these tests.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Small files, so that a store is made quickly.
+const SMALL: [&str; 3] = [
+    "mappedFileSizeCommitLog=1048576",
+    "maxHashSlotNum=1000",
+    "maxIndexNum=4000",
+];
+
+/// A running broker, killed when a test fails.
+struct Running {
+    child: Child,
+    banner: Vec<String>,
+    log: Receiver<String>,
+}
+
+/// `serve` on free loopback ports, with its store in `dir`.
+fn serve(dir: &Path, more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_saturnmq"));
+    command.arg("serve").arg("--data-dir").arg(dir);
+    command.args(["--listen", "127.0.0.1:0", "--name-server-port", "0"]);
+    for pair in SMALL.iter().chain(&["httpPort=0"]) {
+        command.args(["--set", pair]);
+    }
+    command
+        .args(more)
+        .env_remove("RUST_LOG")
+        .env_remove("NOTIFY_SOCKET");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn lines_of(stream: impl Read + Send + 'static) -> Receiver<String> {
+    let (send, receive) = channel();
+    thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            if send.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receive
+}
+
+impl Running {
+    fn start(dir: &Path, more: &[&str]) -> Self {
+        let mut child = serve(dir, more).spawn().expect("the binary starts");
+        let lines = lines_of(child.stdout.take().expect("stdout"));
+        let log = lines_of(child.stderr.take().expect("stderr"));
+        let mut running = Self {
+            child,
+            banner: Vec::new(),
+            log,
+        };
+        loop {
+            match lines.recv_timeout(PATIENCE) {
+                Ok(line) => running.banner.push(line),
+                Err(_) => {
+                    let log: Vec<String> = running.log.try_iter().collect();
+                    panic!("no banner: {:?}, log {log:?}", running.banner);
+                }
+            }
+            if running
+                .banner
+                .last()
+                .is_some_and(|line| line.starts_with("  ready"))
+            {
+                return running;
+            }
+        }
+    }
+
+    fn line(&self, name: &str) -> &str {
+        let line = self
+            .banner
+            .iter()
+            .find_map(|line| line.trim_start().strip_prefix(name));
+        line.unwrap_or_else(|| panic!("no {name} in {:?}", self.banner))
+            .trim()
+    }
+
+    fn address(&self, name: &str) -> SocketAddr {
+        let word = self
+            .line(name)
+            .split_whitespace()
+            .next()
+            .expect("an address");
+        word.parse()
+            .unwrap_or_else(|_| panic!("{word} is no address"))
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).expect("pid");
+        kill(Pid::from_raw(pid), signal).expect("signal");
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        wait(&mut self.child)
+    }
+
+    fn stop(mut self) -> ExitStatus {
+        self.signal(Signal::SIGTERM);
+        self.wait()
+    }
+
+    fn wait_for_log(&self, part: &str) -> String {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let line = self
+                .log
+                .recv_timeout(left)
+                .unwrap_or_else(|_| panic!("no {part:?}"));
+            if line.contains(part) {
+                return line;
+            }
+        }
+    }
+
+    fn send(&self, topic: &str, body: &[u8]) -> OwnedCommand {
+        let mut client = Client::connect(self.address("broker"), PATIENCE).expect("connect");
+        let fields = [
+            ("producerGroup", "p"),
+            ("topic", topic),
+            ("defaultTopic", "TBW102"),
+            ("defaultTopicQueueNums", "4"),
+            ("queueId", "0"),
+            ("sysFlag", "0"),
+            ("bornTimestamp", "1700000000000"),
+            ("flag", "0"),
+            ("properties", ""),
+            ("reconsumeTimes", "0"),
+            ("unitMode", "false"),
+            ("batch", "false"),
+        ];
+        let write = |out: &mut saturnmq_net::encode::Encoder<'_>| {
+            for (name, value) in fields {
+                out.field_str(name, value);
+            }
+        };
+        client.invoke(10, write, body, PATIENCE).expect("an answer")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn wait(child: &mut Child) -> ExitStatus {
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        if let Some(status) = child.try_wait().expect("wait") {
+            return status;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    let _ = child.kill();
+    panic!("the process did not end");
+}
+
+/// Runs a start that must fail; gives the last line of stderr.
+fn refusal(mut command: Command) -> String {
+    let mut child = command.spawn().expect("the binary starts");
+    let status = wait(&mut child);
+    let mut text = String::new();
+    child
+        .stderr
+        .take()
+        .expect("stderr")
+        .read_to_string(&mut text)
+        .expect("stderr");
+    assert!(!status.success(), "it started: {text}");
+    text.lines().last().unwrap_or_default().to_string()
+}
+
+fn directory() -> TempDir {
+    tempfile::tempdir().expect("temporary directory")
+}
+
+#[test]
+fn a_start_says_what_runs_and_a_stop_leaves_a_clean_store() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    assert!(
+        running.banner[0].starts_with("SaturnMQ "),
+        "{:?}",
+        running.banner
+    );
+    assert!(
+        running
+            .line("store")
+            .contains(dir.path().to_str().expect("path"))
+    );
+    assert!(running.line("flush").starts_with("SYNC_FLUSH"));
+    assert!(running.line("advertised").contains("127.0.0.1"));
+    assert!(running.line("note").contains("--listen 0.0.0.0"));
+    assert!(
+        running.line("broker").contains(" and 127.0.0.1:"),
+        "{:?}",
+        running.banner
+    );
+    for name in ["broker", "name server"] {
+        Client::connect(running.address(name), PATIENCE).expect("a port that is listened on");
+    }
+    assert!(dir.path().join("abort").exists());
+    assert_eq!(running.stop().code(), Some(0));
+    assert!(!dir.path().join("abort").exists());
+    for left in [
+        "checkpoint",
+        "commitlog",
+        "config/topics.json",
+        "config/subscriptionGroup.json",
+    ] {
+        assert!(dir.path().join(left).exists(), "{left}");
+    }
+}
+
+#[test]
+fn sigint_stops_like_sigterm() {
+    let dir = directory();
+    let mut running = Running::start(dir.path(), &[]);
+    running.signal(Signal::SIGINT);
+    assert_eq!(running.wait().code(), Some(0));
+    assert!(!dir.path().join("abort").exists());
+}
+
+#[test]
+fn a_message_and_its_topic_outlive_a_restart() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let answer = running.send("Orders", b"one");
+    assert_eq!(
+        (answer.code, answer.number("queueOffset")),
+        (0, Some(0)),
+        "{answer:?}"
+    );
+    let topics = fs::read_to_string(dir.path().join("config/topics.json")).expect("topics.json");
+    assert!(
+        topics.contains("\"Orders\""),
+        "the topic is on disk before the send is answered"
+    );
+    assert_eq!(running.stop().code(), Some(0));
+    let again = Running::start(dir.path(), &[]);
+    let answer = again.send("Orders", b"two");
+    assert_eq!(
+        (answer.code, answer.number("queueOffset")),
+        (0, Some(1)),
+        "{answer:?}"
+    );
+    assert_eq!(again.stop().code(), Some(0));
+}
+
+#[test]
+fn a_killed_broker_is_recovered_with_what_it_acknowledged() {
+    let dir = directory();
+    let mut running = Running::start(dir.path(), &[]);
+    for expected in 0..3 {
+        assert_eq!(
+            running.send("Orders", b"x").number("queueOffset"),
+            Some(expected)
+        );
+    }
+    running.signal(Signal::SIGKILL);
+    assert!(!running.wait().success());
+    assert!(dir.path().join("abort").exists());
+    let again = Running::start(dir.path(), &[]);
+    assert!(
+        again.line("store").contains("unclean"),
+        "{:?}",
+        again.banner
+    );
+    assert_eq!(again.send("Orders", b"x").number("queueOffset"), Some(3));
+    assert_eq!(again.stop().code(), Some(0));
+}
+
+#[test]
+fn a_store_that_is_open_is_refused() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let sentence = refusal(serve(dir.path(), &[]));
+    assert!(
+        sentence.contains(dir.path().to_str().expect("path")),
+        "{sentence}"
+    );
+    assert!(sentence.contains("in use"), "{sentence}");
+    assert_eq!(
+        running.stop().code(),
+        Some(0),
+        "the first one is not disturbed"
+    );
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_with_its_key() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let address = taken.local_addr().expect("address").to_string();
+    let dir = directory();
+    let sentence = refusal(serve(dir.path(), &["--listen", &address]));
+    assert!(
+        sentence.contains(&address) && sentence.contains("listenPort"),
+        "{sentence}"
+    );
+    let port = address.rsplit(':').next().expect("port");
+    let sentence = refusal(serve(dir.path(), &["--name-server-port", port]));
+    assert!(
+        sentence.contains(&address) && sentence.contains("nameServerPort"),
+        "{sentence}"
+    );
+    assert!(
+        !dir.path().join("abort").exists(),
+        "the store was not touched"
+    );
+}
+
+#[test]
+fn values_and_promises_that_cannot_be_kept_refuse_to_start() {
+    let dir = directory();
+    let conf = dir.path().join("broker.conf");
+    for (text, parts) in [
+        ("aclEnable=true\n", ["aclEnable=true", "broker.conf line 1"]),
+        ("\nbrokerRole=SLAVE\n", ["brokerRole=SLAVE", "line 2"]),
+        ("maxMessageSize=4M\n", ["maxMessageSize=4M", "whole number"]),
+    ] {
+        fs::write(&conf, text).expect("write");
+        let path = conf.to_str().expect("path");
+        let sentence = refusal(serve(&dir.path().join("store"), &["-c", path]));
+        for part in parts {
+            assert!(sentence.contains(part), "{part} in {sentence}");
+        }
+    }
+    let sentence = refusal(serve(dir.path(), &["-c", "/nonexistent/broker.conf"]));
+    assert!(sentence.contains("/nonexistent/broker.conf"), "{sentence}");
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_named() {
+    let dir = directory();
+    let file = dir.path().join("file");
+    fs::write(&file, "no directory").expect("write");
+    let store = file.join("store");
+    let sentence = refusal(serve(&store, &[]));
+    assert!(
+        sentence.contains(file.to_str().expect("path")),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn an_unknown_key_is_warned_about_by_name_with_the_nearest() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &["--set", "flushDiskTpye=ASYNC_FLUSH"]);
+    let line = running.wait_for_log("flushDiskTpye");
+    assert!(
+        line.contains("flushDiskType") && line.contains("WARN"),
+        "{line}"
+    );
+    assert_eq!(running.stop().code(), Some(0));
+}
+
+#[test]
+fn the_log_is_json_when_asked_for() {
+    let dir = directory();
+    let running = Running::start(
+        dir.path(),
+        &["--log-format", "json", "--set", "unknownKeyOfMine=1"],
+    );
+    let line = running.wait_for_log("unknownKeyOfMine");
+    assert!(line.starts_with('{') && line.ends_with('}'), "{line}");
+    assert_eq!(running.stop().code(), Some(0));
+}
+
+#[test]
+fn ports_can_be_switched_off() {
+    let dir = directory();
+    let off = ["--name-server-port", "off", "--set", "fastListenPort=off"];
+    let running = Running::start(dir.path(), &off);
+    assert!(
+        running.line("name server").starts_with("off"),
+        "{:?}",
+        running.banner
+    );
+    assert!(
+        !running.line("broker").contains(" and "),
+        "{:?}",
+        running.banner
+    );
+    assert_eq!(running.stop().code(), Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    // A name server that takes connections and never answers holds the stop up for a moment.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let outer = format!("namesrvAddr={}", silent.local_addr().expect("address"));
+    let dir = directory();
+    let mut running = Running::start(dir.path(), &["--set", &outer]);
+    running.signal(Signal::SIGTERM);
+    running.wait_for_log("stopping");
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.wait().code(), Some(1));
+}
