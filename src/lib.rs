@@ -5,6 +5,7 @@
 
 pub mod answer;
 pub mod banner;
+pub mod bench;
 pub mod broker;
 pub mod cli;
 pub mod clients;

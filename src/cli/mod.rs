@@ -1,5 +1,6 @@
 //! The command line: one binary, one subcommand per use.
 
+pub mod bench;
 pub mod serve;
 
 use std::process::ExitCode;
@@ -20,12 +21,15 @@ pub struct Cli {
 pub enum Command {
     /// Run the broker with its name server.
     Serve(serve::ServeArgs),
+    /// Put load on a broker and measure it.
+    Bench(bench::BenchArgs),
 }
 
 /// Parses the command line, runs it, and gives the exit code. Errors are one sentence on stderr.
 pub fn run() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => finish(serve::run(&args)),
+        Command::Bench(args) => finish(bench::run(&args)),
     }
 }
 
