@@ -8,14 +8,14 @@ use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use saturnmq_net::command::{Command, ReplyTo};
 use saturnmq_net::driver::{ConnectionId, CoreHandle};
 use saturnmq_net::frame::Frame;
 use saturnmq_net::header::fields::FieldError;
 
 use crate::persist::Ticket;
-use crate::services::ServiceContext;
+use crate::services::{Bell, ServiceContext};
 
 /// Response code SUCCESS.
 pub const SUCCESS: i32 = 0;
@@ -188,6 +188,9 @@ pub struct ReplySlot {
 }
 
 /// What other threads may ask a network core to do.
+///
+/// `Reply`, `Rerun` and `Bytes` each settle one request that the core counts as in flight: exactly
+/// one of them is posted for each `After`, `Rerun`, `Later` or `Work` answer.
 #[derive(Debug)]
 pub enum CoreMessage {
     /// Encode and send a response.
@@ -232,28 +235,35 @@ struct CoreSlot {
     handle: OnceLock<CoreHandle>,
 }
 
-/// The network cores of this process, reachable from every thread.
+/// The network cores and the services thread of this process, reachable from every thread.
 pub struct CoreDirectory {
     slots: Box<[CoreSlot]>,
+    capacity: usize,
+    services: OnceLock<Bell>,
 }
 
 impl CoreDirectory {
-    /// A directory of `cores` cores whose inboxes hold `capacity` messages each, and the
-    /// receiving ends in core order. [`CoreDirectory::attach`] completes a slot when its core runs.
+    /// A directory of `cores` cores, and the receiving ends of their inboxes in core order.
+    /// [`CoreDirectory::attach`] completes a slot when its core runs. An inbox that holds
+    /// `capacity` messages takes no more notifications; responses are always taken, because a core
+    /// admits only so many requests that are answered elsewhere.
     pub fn new(cores: usize, capacity: usize) -> (Self, Vec<Receiver<CoreMessage>>) {
         let mut slots = Vec::with_capacity(cores);
         let mut inboxes = Vec::with_capacity(cores);
         for _ in 0..cores {
-            let (inbox, receiver) = bounded(capacity);
+            let (inbox, receiver) = unbounded();
             slots.push(CoreSlot {
                 inbox,
                 handle: OnceLock::new(),
             });
             inboxes.push(receiver);
         }
+        let slots = slots.into_boxed_slice();
         (
             Self {
-                slots: slots.into_boxed_slice(),
+                slots,
+                capacity,
+                services: OnceLock::new(),
             },
             inboxes,
         )
@@ -265,6 +275,12 @@ impl CoreDirectory {
             // A second attach of the same core would be a wiring mistake; the first one stands.
             let _ = slot.handle.set(handle);
         }
+    }
+
+    /// Tells the directory how to wake the services thread, the producer behind the last core.
+    pub fn attach_services(&self, bell: Bell) {
+        // As above: the first one stands.
+        let _ = self.services.set(bell);
     }
 
     /// Number of cores.
@@ -282,26 +298,35 @@ impl CoreDirectory {
         self.slots.get(core)?.handle.get()
     }
 
-    /// Hands `message` to a core and wakes it. A full inbox gives the message back: the caller
-    /// drops it (notifications) or tries again (responses).
+    /// Hands `message` to a core and wakes it. Given back when the core is gone, or when it is a
+    /// notification and the inbox is full: the caller drops it then.
     pub fn post(&self, core: usize, message: CoreMessage) -> Result<(), CoreMessage> {
         let Some(slot) = self.slots.get(core) else {
             return Err(message);
         };
-        match slot.inbox.try_send(message) {
-            Ok(()) => {
-                self.wake(core);
-                Ok(())
-            }
-            Err(TrySendError::Full(message) | TrySendError::Disconnected(message)) => Err(message),
+        if message.is_notification() && slot.inbox.len() >= self.capacity {
+            return Err(message);
         }
+        slot.inbox.send(message).map_err(|refused| refused.0)?;
+        self.wake(core);
+        Ok(())
     }
 
-    /// Wakes a core if it sleeps; cheap when it does not.
+    /// Wakes a core, or the services thread behind the last one, if it sleeps.
     pub fn wake(&self, core: usize) {
-        if let Some(handle) = self.handle(core) {
+        if core == self.slots.len() {
+            if let Some(bell) = self.services.get() {
+                bell.ring();
+            }
+        } else if let Some(handle) = self.handle(core) {
             handle.wake();
         }
+    }
+}
+
+impl CoreMessage {
+    fn is_notification(&self) -> bool {
+        matches!(self, Self::Push { .. } | Self::Close { .. })
     }
 }
 

@@ -1,1 +1,506 @@
-//! clients
+//! Who is connected: members of consumer groups and their subscriptions, and producers
+//! (docs/behaviour.md, Client management).
+//!
+//! Heartbeats take a lock per group; pulls read a snapshot. A channel that closes is removed from
+//! every group it registered with.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+use papaya::HashMap as LockFreeMap;
+pub use saturnmq_net::messages::heartbeat::{ConsumeFromWhere, ConsumeType, MessageModel};
+
+use saturnmq_net::command::Language;
+
+use crate::answer::Channel;
+use crate::subscription::Subscription;
+
+/// A producer not renewed by a heartbeat for this long is dropped, in milliseconds.
+pub const CHANNEL_EXPIRED_MS: i64 = 120_000;
+
+/// Most groups one connection may register with.
+const MAX_GROUPS_PER_CHANNEL: usize = 4096;
+
+/// One client of a group: a connection and what its last heartbeat said.
+#[derive(Debug)]
+pub struct Member {
+    /// The connection.
+    pub channel: Channel,
+    /// Client id.
+    pub client_id: Arc<str>,
+    /// Language of the client.
+    pub language: Language,
+    /// Protocol version of the client.
+    pub version: i32,
+    /// Address of the client.
+    pub peer: SocketAddr,
+    last_seen_ms: AtomicI64,
+}
+
+impl Member {
+    /// A member seen at `now_ms`.
+    pub fn new(
+        channel: Channel,
+        client_id: &str,
+        language: Language,
+        version: i32,
+        peer: SocketAddr,
+        now_ms: i64,
+    ) -> Self {
+        Self {
+            channel,
+            client_id: Arc::from(client_id),
+            language,
+            version,
+            peer,
+            last_seen_ms: AtomicI64::new(now_ms),
+        }
+    }
+
+    /// When the client's last heartbeat arrived.
+    pub fn last_seen_ms(&self) -> i64 {
+        self.last_seen_ms.load(Ordering::Relaxed)
+    }
+
+    fn seen(&self, now_ms: i64) {
+        self.last_seen_ms.store(now_ms, Ordering::Relaxed);
+    }
+}
+
+/// What is known of a consumer group at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct ConsumerView {
+    /// Of the last heartbeat.
+    pub consume_type: ConsumeType,
+    /// Of the last heartbeat.
+    pub message_model: MessageModel,
+    /// Of the last heartbeat.
+    pub consume_from_where: ConsumeFromWhere,
+    /// By topic; merged from the heartbeats of all members, the last writer wins.
+    pub subscriptions: HashMap<Arc<str>, Arc<Subscription>>,
+    /// The connected clients.
+    pub members: Vec<Arc<Member>>,
+    /// Fingerprint of the last V2 heartbeat; 0 for none.
+    pub fingerprint: i32,
+}
+
+impl ConsumerView {
+    /// The member on a connection.
+    pub fn member(&self, channel: Channel) -> Option<&Arc<Member>> {
+        self.members.iter().find(|member| member.channel == channel)
+    }
+}
+
+/// A consumer group with at least one member, or one that just lost its last.
+#[derive(Debug, Default)]
+pub struct ConsumerGroup {
+    view: ArcSwap<ConsumerView>,
+    change: Mutex<()>,
+    /// When this group's registration last changed.
+    updated_ms: AtomicI64,
+}
+
+impl ConsumerGroup {
+    /// The group as of now.
+    pub fn view(&self) -> Arc<ConsumerView> {
+        self.view.load_full()
+    }
+
+    /// The subscription of the group for a topic, without locks and without counting references.
+    pub fn with_view<T>(&self, look: impl FnOnce(&ConsumerView) -> T) -> T {
+        look(&self.view.load())
+    }
+
+    /// When this group's members or subscriptions last changed.
+    pub fn updated_ms(&self) -> i64 {
+        self.updated_ms.load(Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        // The view is replaced whole: a panic elsewhere leaves it consistent.
+        self.change.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One consumer group of a heartbeat.
+#[derive(Debug)]
+pub struct ConsumerHeartbeat {
+    /// Group name.
+    pub group: String,
+    /// How the group gets messages.
+    pub consume_type: ConsumeType,
+    /// How members share.
+    pub message_model: MessageModel,
+    /// Where a new group starts.
+    pub consume_from_where: ConsumeFromWhere,
+    /// All subscriptions of this client, or `None` to keep those known (V2 without subscriptions).
+    pub subscriptions: Option<Vec<Subscription>>,
+    /// Fingerprint of a V2 heartbeat; 0 for none.
+    pub fingerprint: i32,
+}
+
+/// What a consumer registration did.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Default)]
+pub struct Registered {
+    /// A member joined or left, or the set of topics changed: members must rebalance.
+    pub changed: bool,
+    /// The fingerprint known for the group differed.
+    pub fingerprint_differed: bool,
+}
+
+/// A producer group: its clients, and whose turn it is to be asked.
+#[derive(Debug, Default)]
+pub struct ProducerGroup {
+    members: ArcSwap<Vec<Arc<Member>>>,
+    change: Mutex<()>,
+    turn: AtomicUsize,
+}
+
+impl ProducerGroup {
+    /// The connected clients.
+    pub fn members(&self) -> Arc<Vec<Arc<Member>>> {
+        self.members.load_full()
+    }
+
+    /// One of the clients, another one each time.
+    pub fn next(&self) -> Option<Arc<Member>> {
+        let members = self.members.load();
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        members.get(turn.checked_rem(members.len())?).cloned()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.change.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug, Default)]
+struct ChannelGroups {
+    consumers: Vec<Arc<str>>,
+    producers: Vec<Arc<str>>,
+}
+
+/// The registries of consumers and producers.
+#[derive(Debug, Default)]
+pub struct Clients {
+    consumers: LockFreeMap<Arc<str>, Arc<ConsumerGroup>>,
+    producers: LockFreeMap<Arc<str>, Arc<ProducerGroup>>,
+    channels: Mutex<HashMap<Channel, ChannelGroups>>,
+    refused: AtomicU64,
+}
+
+impl Clients {
+    /// The consumer group, if it has members.
+    pub fn consumer(&self, group: &str) -> Option<Arc<ConsumerGroup>> {
+        self.consumers.pin().get(group).cloned()
+    }
+
+    /// The producer group, if it has members.
+    pub fn producer(&self, group: &str) -> Option<Arc<ProducerGroup>> {
+        self.producers.pin().get(group).cloned()
+    }
+
+    /// Names of all consumer groups with members.
+    pub fn consumer_groups(&self) -> Vec<Arc<str>> {
+        self.consumers.pin().keys().cloned().collect()
+    }
+
+    /// Names of all producer groups with members.
+    pub fn producer_groups(&self) -> Vec<Arc<str>> {
+        self.producers.pin().keys().cloned().collect()
+    }
+
+    /// A producer's connection by client id, in whatever group it is.
+    pub fn producer_by_id(&self, client_id: &str) -> Option<Arc<Member>> {
+        let producers = self.producers.pin();
+        producers.values().find_map(|group| {
+            group
+                .members
+                .load()
+                .iter()
+                .find(|member| &*member.client_id == client_id)
+                .cloned()
+        })
+    }
+
+    /// Registrations refused because a connection had too many.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Registers or renews a member of a consumer group and merges its subscriptions.
+    pub fn register_consumer(
+        &self,
+        heartbeat: ConsumerHeartbeat,
+        member: &Arc<Member>,
+        now_ms: i64,
+    ) -> Registered {
+        let name: Arc<str> = Arc::from(heartbeat.group.as_str());
+        if !self.note(member.channel, &name, |groups| &mut groups.consumers) {
+            return Registered::default();
+        }
+        loop {
+            let group = {
+                let consumers = self.consumers.pin();
+                Arc::clone(consumers.get_or_insert_with(Arc::clone(&name), Arc::default))
+            };
+            let guard = group.lock();
+            // A group that lost its last member leaves the map under its lock: start again then.
+            if !self
+                .consumers
+                .pin()
+                .get(&*name)
+                .is_some_and(|held| Arc::ptr_eq(held, &group))
+            {
+                continue;
+            }
+            let registered = merge(&group, heartbeat, member, now_ms);
+            drop(guard);
+            return registered;
+        }
+    }
+
+    /// Registers or renews a member of a producer group.
+    pub fn register_producer(&self, group: &str, member: &Arc<Member>, now_ms: i64) {
+        let name: Arc<str> = Arc::from(group);
+        if !self.note(member.channel, &name, |groups| &mut groups.producers) {
+            return;
+        }
+        loop {
+            let group = {
+                let producers = self.producers.pin();
+                Arc::clone(producers.get_or_insert_with(Arc::clone(&name), Arc::default))
+            };
+            let _guard = group.lock();
+            if !self
+                .producers
+                .pin()
+                .get(&*name)
+                .is_some_and(|held| Arc::ptr_eq(held, &group))
+            {
+                continue;
+            }
+            let members = group.members.load();
+            match members.iter().find(|known| known.channel == member.channel) {
+                Some(known) if same_client(known, member) => known.seen(now_ms),
+                _ => {
+                    let mut changed: Vec<_> = without(&members, member.channel);
+                    changed.push(Arc::clone(member));
+                    group.members.store(Arc::new(changed));
+                }
+            }
+            return;
+        }
+    }
+
+    /// Removes a connection from one consumer group; true if it was a member.
+    pub fn unregister_consumer(&self, group: &str, channel: Channel, now_ms: i64) -> bool {
+        self.forget(channel, |groups| {
+            groups.consumers.retain(|name| &**name != group)
+        });
+        self.remove_consumer(group, channel, now_ms)
+    }
+
+    /// Removes a connection from one producer group.
+    pub fn unregister_producer(&self, group: &str, channel: Channel) {
+        self.forget(channel, |groups| {
+            groups.producers.retain(|name| &**name != group)
+        });
+        self.remove_producer(group, channel);
+    }
+
+    /// Removes a closed connection everywhere; names the consumer groups that lost a member.
+    pub fn closed(&self, channel: Channel, now_ms: i64) -> Vec<Arc<str>> {
+        let groups = self.channels().remove(&channel);
+        let Some(groups) = groups else {
+            return Vec::new();
+        };
+        for group in &groups.producers {
+            self.remove_producer(group, channel);
+        }
+        let mut lost = groups.consumers;
+        lost.retain(|group| self.remove_consumer(group, channel, now_ms));
+        lost
+    }
+
+    /// Connections whose registration ran out; the caller closes them, which removes them.
+    pub fn expired(&self, now_ms: i64, consumers_after_ms: i64) -> Vec<Channel> {
+        let mut channels = Vec::new();
+        let mut check = |members: &[Arc<Member>], after_ms: i64| {
+            for member in members {
+                if now_ms - member.last_seen_ms() > after_ms {
+                    channels.push(member.channel);
+                }
+            }
+        };
+        for group in self.consumers.pin().values() {
+            check(&group.view.load().members, consumers_after_ms);
+        }
+        for group in self.producers.pin().values() {
+            check(&group.members.load(), CHANNEL_EXPIRED_MS);
+        }
+        channels
+    }
+
+    fn remove_consumer(&self, group: &str, channel: Channel, now_ms: i64) -> bool {
+        let Some(held) = self.consumer(group) else {
+            return false;
+        };
+        let _guard = held.lock();
+        let view = held.view.load_full();
+        if view.member(channel).is_none() {
+            return false;
+        }
+        let members = without(&view.members, channel);
+        if members.is_empty() {
+            self.consumers.pin().remove(group);
+        }
+        held.view.store(Arc::new(ConsumerView {
+            members,
+            ..(*view).clone()
+        }));
+        held.updated_ms.store(now_ms, Ordering::Relaxed);
+        true
+    }
+
+    fn remove_producer(&self, group: &str, channel: Channel) {
+        let Some(held) = self.producer(group) else {
+            return;
+        };
+        let _guard = held.lock();
+        let members = without(&held.members.load(), channel);
+        if members.is_empty() {
+            self.producers.pin().remove(group);
+        }
+        held.members.store(Arc::new(members));
+    }
+
+    fn channels(&self) -> MutexGuard<'_, HashMap<Channel, ChannelGroups>> {
+        // Every change of the table is one operation: a panic elsewhere leaves it whole.
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(
+        &self,
+        channel: Channel,
+        group: &Arc<str>,
+        side: impl FnOnce(&mut ChannelGroups) -> &mut Vec<Arc<str>>,
+    ) -> bool {
+        let mut channels = self.channels();
+        let groups = side(channels.entry(channel).or_default());
+        if groups.contains(group) {
+            return true;
+        }
+        if groups.len() >= MAX_GROUPS_PER_CHANNEL {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        groups.push(Arc::clone(group));
+        true
+    }
+
+    fn forget(&self, channel: Channel, change: impl FnOnce(&mut ChannelGroups)) {
+        let mut channels = self.channels();
+        if let Some(groups) = channels.get_mut(&channel) {
+            change(groups);
+            if groups.consumers.is_empty() && groups.producers.is_empty() {
+                channels.remove(&channel);
+            }
+        }
+    }
+}
+
+/// Merges a heartbeat into a group whose lock the caller holds.
+fn merge(
+    group: &ConsumerGroup,
+    heartbeat: ConsumerHeartbeat,
+    member: &Arc<Member>,
+    now_ms: i64,
+) -> Registered {
+    let old = group.view.load_full();
+    let known = old
+        .member(member.channel)
+        .filter(|known| same_client(known, member));
+    if let Some(known) = known {
+        known.seen(now_ms);
+    }
+    let joined = known.is_none();
+    let merged = heartbeat
+        .subscriptions
+        .and_then(|sent| merge_subscriptions(&old, sent));
+    let topics_changed = merged.as_ref().is_some_and(|(_, changed)| *changed);
+    let same_shape = old.consume_type == heartbeat.consume_type
+        && old.message_model == heartbeat.message_model
+        && old.consume_from_where == heartbeat.consume_from_where
+        && old.fingerprint == heartbeat.fingerprint;
+    let registered = Registered {
+        changed: joined || topics_changed,
+        fingerprint_differed: old.fingerprint != 0 && old.fingerprint != heartbeat.fingerprint,
+    };
+    if !joined && merged.is_none() && same_shape {
+        return registered;
+    }
+    let mut view = ConsumerView {
+        consume_type: heartbeat.consume_type,
+        message_model: heartbeat.message_model,
+        consume_from_where: heartbeat.consume_from_where,
+        fingerprint: heartbeat.fingerprint,
+        ..(*old).clone()
+    };
+    if let Some((subscriptions, _)) = merged {
+        view.subscriptions = subscriptions;
+    }
+    if joined {
+        view.members = without(&view.members, member.channel);
+        view.members.push(Arc::clone(member));
+    }
+    group.view.store(Arc::new(view));
+    group.updated_ms.store(now_ms, Ordering::Relaxed);
+    registered
+}
+
+type Subscriptions = HashMap<Arc<str>, Arc<Subscription>>;
+
+/// The merged table and whether topics came or went; `None` when nothing changes at all.
+fn merge_subscriptions(
+    old: &ConsumerView,
+    sent: Vec<Subscription>,
+) -> Option<(Subscriptions, bool)> {
+    let mut topics_changed = false;
+    let mut replaced = false;
+    let mut merged = Subscriptions::with_capacity(sent.len());
+    for subscription in sent {
+        let kept = match old.subscriptions.get(&*subscription.topic) {
+            None => {
+                topics_changed = true;
+                Arc::new(subscription)
+            }
+            Some(known) if subscription.data.sub_version > known.data.sub_version => {
+                replaced = true;
+                Arc::new(subscription)
+            }
+            Some(known) => Arc::clone(known),
+        };
+        merged.insert(Arc::clone(&kept.topic), kept);
+    }
+    topics_changed |= old
+        .subscriptions
+        .keys()
+        .any(|topic| !merged.contains_key(topic));
+    (topics_changed || replaced).then_some((merged, topics_changed))
+}
+
+fn same_client(known: &Member, member: &Member) -> bool {
+    known.client_id == member.client_id && known.version == member.version
+}
+
+fn without(members: &[Arc<Member>], channel: Channel) -> Vec<Arc<Member>> {
+    members
+        .iter()
+        .filter(|member| member.channel != channel)
+        .cloned()
+        .collect()
+}

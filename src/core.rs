@@ -1,1 +1,373 @@
-//! core
+//! One network core: decodes the requests of its connections, has them handled, and writes every
+//! response. Nothing here is shared with another core; what other threads have for a connection
+//! arrives in the core's inbox.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crossbeam_channel::Receiver;
+use saturnmq_net::command::{ReplyTo, Scratch, decode};
+use saturnmq_net::driver::{ConnectionId, CoreHandle, Outbox, Protocol, Verdict};
+use saturnmq_net::encode::Encoder;
+use saturnmq_net::frame::{Frame, MAX_FRAME, Parsed, parse};
+use saturnmq_storage::append_queue::AppendPort;
+use saturnmq_storage::dispatch::WakeQueue;
+use saturnmq_storage::reader::StoreReader;
+
+use crate::answer::{Answer, Channel, CoreMessage, Reply, ReplySlot, Request};
+use crate::broker::Broker;
+use crate::handler;
+use crate::handler::pull::Pulls;
+use crate::handler::send::Sends;
+use crate::persist::Ticket;
+use crate::services::{Job, Work};
+
+/// Most requests of one core that are answered by another thread at a time.
+const MAX_ELSEWHERE: usize = 16_384;
+/// Most inbox messages handled in one pass.
+const INBOX_PER_PASS: usize = 4096;
+
+/// What a core remembers of a connection.
+#[derive(Copy, Clone, Debug)]
+struct Connection {
+    peer: SocketAddr,
+    local_port: u16,
+}
+
+/// What a core is made of besides the broker.
+pub struct CoreParts {
+    /// Index of the core.
+    pub index: usize,
+    /// This core's reader of the store.
+    pub reader: StoreReader,
+    /// This core's way to the log.
+    pub port: AppendPort,
+    /// Queues that grew while this core watched them.
+    pub wakes: WakeQueue,
+    /// Messages from other threads.
+    pub inbox: Receiver<CoreMessage>,
+}
+
+/// The protocol of one network thread.
+pub struct Core {
+    pub(crate) broker: Arc<Broker>,
+    pub(crate) index: usize,
+    pub(crate) sends: Sends,
+    pub(crate) pulls: Pulls,
+    inbox: Receiver<CoreMessage>,
+    connections: HashMap<ConnectionId, Connection>,
+    scratch: Scratch,
+    /// Requests answered by another thread at the moment.
+    elsewhere: usize,
+    /// Frames to handle again that found the append queue full.
+    stalled: VecDeque<(ConnectionId, Box<[u8]>)>,
+}
+
+impl Core {
+    /// A core for `broker`; `handle` is how other threads wake it.
+    pub fn new(broker: Arc<Broker>, handle: CoreHandle, parts: CoreParts) -> Self {
+        let CoreParts {
+            index,
+            reader,
+            port,
+            wakes,
+            inbox,
+        } = parts;
+        broker.cores.attach(index, handle);
+        let sends = Sends::new(&broker, port, index);
+        let pulls = Pulls::new(reader, wakes, index, Instant::now());
+        Self {
+            broker,
+            index,
+            sends,
+            pulls,
+            inbox,
+            connections: HashMap::new(),
+            scratch: Scratch::default(),
+            elsewhere: 0,
+            stalled: VecDeque::new(),
+        }
+    }
+
+    fn handle(
+        &mut self,
+        conn: ConnectionId,
+        frame: Frame<'_>,
+        scratch: &mut Scratch,
+        io: &mut Outbox,
+    ) -> Verdict {
+        let command = match decode(frame, scratch) {
+            Ok(command) => command,
+            Err(error) => {
+                tracing::debug!(?conn, %error, "a header cannot be read: closing the connection");
+                return Verdict::Close;
+            }
+        };
+        let Some(connection) = self.connections.get(&conn).copied() else {
+            return Verdict::Close;
+        };
+        if command.is_response() {
+            return Verdict::Done;
+        }
+        let request = Request {
+            core: self.index,
+            conn,
+            peer: connection.peer,
+            local_port: connection.local_port,
+            command: &command,
+            frame,
+        };
+        let answer = handler::dispatch(self, &request, io);
+        self.act(&request, answer, io)
+    }
+
+    /// Does what a handler decided.
+    fn act(&mut self, request: &Request<'_>, answer: Answer, io: &mut Outbox) -> Verdict {
+        let to = request.command.reply_to();
+        match answer {
+            Answer::Reply(reply) => write_reply(io, request.conn, to, &reply),
+            Answer::Sent | Answer::Nothing => {}
+            Answer::Stall => return Verdict::Retry,
+            answer if self.elsewhere >= MAX_ELSEWHERE => {
+                drop(answer);
+                write_reply(io, request.conn, to, &Reply::overload());
+            }
+            answer => self.elsewhere(request, answer, io),
+        }
+        Verdict::Done
+    }
+
+    /// Hands a request to another thread; it comes back as one inbox message.
+    fn elsewhere(&mut self, request: &Request<'_>, answer: Answer, io: &mut Outbox) {
+        let (conn, to) = (request.conn, request.command.reply_to());
+        let slot = ReplySlot {
+            channel: request.channel(),
+            to,
+        };
+        self.elsewhere += 1;
+        io.request_started(conn);
+        let work = match answer {
+            Answer::After(ticket, reply) => {
+                return self.when_durable(ticket, slot, CoreMessage::Reply { conn, to, reply });
+            }
+            Answer::Rerun(ticket) => {
+                let frame = whole_frame(&request.frame);
+                return self.when_durable(ticket, slot, CoreMessage::Rerun { conn, frame });
+            }
+            Answer::Later(job) => Work::Later(job),
+            Answer::Work(job) => Work::Open(job),
+            Answer::Reply(_) | Answer::Sent | Answer::Nothing | Answer::Stall => return,
+        };
+        let readable_from = self.broker.store.watermarks().acknowledged();
+        if self
+            .broker
+            .services
+            .submit(Job {
+                slot,
+                readable_from,
+                work,
+            })
+            .is_err()
+        {
+            self.settled(conn, io);
+            write_reply(io, conn, to, &Reply::overload());
+        }
+    }
+
+    /// Hands a request to the services thread that writes the whole response frame itself.
+    pub(crate) fn submit_cold(&mut self, slot: ReplySlot, work: Work, io: &mut Outbox) {
+        let conn = slot.channel.conn;
+        let full = self.elsewhere >= MAX_ELSEWHERE;
+        if full
+            || self
+                .broker
+                .services
+                .submit(Job {
+                    slot,
+                    readable_from: 0,
+                    work,
+                })
+                .is_err()
+        {
+            write_reply(io, conn, slot.to, &Reply::overload());
+            return;
+        }
+        self.elsewhere += 1;
+        io.request_started(conn);
+    }
+
+    fn when_durable(&self, ticket: Ticket, slot: ReplySlot, message: CoreMessage) {
+        let broker = Arc::clone(&self.broker);
+        self.broker.persist.when_durable(ticket, move |written| {
+            let Channel { core, conn } = slot.channel;
+            let message = match written {
+                Ok(()) => message,
+                Err(error) => {
+                    let reply = Reply::error(crate::answer::SYSTEM_ERROR, error.to_string());
+                    CoreMessage::Reply {
+                        conn,
+                        to: slot.to,
+                        reply,
+                    }
+                }
+            };
+            // Given back only when the core has ended: nobody is left to answer.
+            let _ = broker.cores.post(core, message);
+        });
+    }
+
+    /// Counts one request answered by another thread as done.
+    fn settled(&mut self, conn: ConnectionId, io: &mut Outbox) {
+        self.elsewhere = self.elsewhere.saturating_sub(1);
+        io.request_finished(conn);
+    }
+
+    fn message(&mut self, message: CoreMessage, io: &mut Outbox) {
+        match message {
+            CoreMessage::Reply { conn, to, reply } => {
+                self.settled(conn, io);
+                write_reply(io, conn, to, &reply);
+            }
+            CoreMessage::Rerun { conn, frame } => {
+                self.settled(conn, io);
+                self.rerun(conn, frame, io);
+            }
+            CoreMessage::Bytes { conn, frame } => {
+                self.settled(conn, io);
+                append(io, conn, &frame);
+            }
+            CoreMessage::Push { conn, frame } => append(io, conn, &frame),
+            CoreMessage::Close { conn } => io.close(conn),
+        }
+    }
+
+    fn rerun(&mut self, conn: ConnectionId, bytes: Box<[u8]>, io: &mut Outbox) {
+        if !self.connections.contains_key(&conn) {
+            return;
+        }
+        let Ok(Parsed::Complete { frame, .. }) = parse(&bytes, MAX_FRAME) else {
+            return;
+        };
+        match self.frame(conn, frame, io) {
+            Verdict::Done => {}
+            Verdict::Retry => self.stalled.push_back((conn, bytes)),
+            Verdict::Close => io.close(conn),
+        }
+    }
+
+    fn retry_stalled(&mut self, io: &mut Outbox) {
+        for _ in 0..self.stalled.len() {
+            let before = self.stalled.len();
+            let Some((conn, bytes)) = self.stalled.pop_front() else {
+                return;
+            };
+            self.rerun(conn, bytes, io);
+            if self.stalled.len() == before {
+                return;
+            }
+        }
+    }
+}
+
+impl Protocol for Core {
+    fn opened(&mut self, conn: ConnectionId, peer: SocketAddr, local_port: u16) {
+        self.connections
+            .insert(conn, Connection { peer, local_port });
+    }
+
+    fn closed(&mut self, conn: ConnectionId) {
+        self.connections.remove(&conn);
+        self.pulls.closed(conn);
+        handler::client::closed(
+            &self.broker,
+            Channel {
+                core: self.index,
+                conn,
+            },
+        );
+    }
+
+    fn frame(&mut self, conn: ConnectionId, frame: Frame<'_>, io: &mut Outbox) -> Verdict {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let verdict = self.handle(conn, frame, &mut scratch, io);
+        self.scratch = scratch;
+        verdict
+    }
+
+    fn pass(&mut self, now: Instant, io: &mut Outbox) {
+        handler::send::results(self, io);
+        for _ in 0..INBOX_PER_PASS {
+            let Ok(message) = self.inbox.try_recv() else {
+                break;
+            };
+            self.message(message, io);
+        }
+        if !self.stalled.is_empty() {
+            self.retry_stalled(io);
+        }
+        handler::pull::wake(self, now, io);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.pulls.next_deadline()
+    }
+
+    fn has_work(&self) -> bool {
+        self.sends.has_results() || !self.inbox.is_empty() || self.pulls.has_work(&self.broker)
+    }
+
+    fn end_of_pass(&mut self) {
+        self.sends.submit();
+    }
+
+    fn idle(&self) -> bool {
+        self.sends.is_idle() && self.elsewhere == 0 && self.stalled.is_empty()
+    }
+}
+
+/// Wall-clock time in milliseconds.
+pub fn now_ms() -> i64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Writes a response off the hot path; nothing for one-way requests and gone connections.
+pub(crate) fn write_reply(io: &mut Outbox, conn: ConnectionId, to: ReplyTo, reply: &Reply) {
+    if to.oneway {
+        return;
+    }
+    if let Some(out) = io.buffer(conn) {
+        encode_reply(out, to, reply);
+    }
+}
+
+/// Appends a response frame to `out`.
+pub(crate) fn encode_reply(out: &mut Vec<u8>, to: ReplyTo, reply: &Reply) {
+    let mut encoder = Encoder::response(out, to, reply.code, reply.remark.as_deref());
+    for (name, value) in &reply.fields {
+        encoder.field_str(name, value);
+    }
+    encoder.body(&reply.body);
+}
+
+fn append(io: &mut Outbox, conn: ConnectionId, frame: &[u8]) {
+    if let Some(out) = io.buffer(conn) {
+        out.extend_from_slice(frame);
+    }
+}
+
+/// The frame as it was received, length word included.
+fn whole_frame(frame: &Frame<'_>) -> Box<[u8]> {
+    let length = 4 + frame.header.len() + frame.body.len();
+    let mut bytes = Vec::with_capacity(4 + length);
+    bytes.extend_from_slice(&(length as u32).to_be_bytes());
+    let codec = u32::from(frame.codec.byte()) << 24 | frame.header.len() as u32;
+    bytes.extend_from_slice(&codec.to_be_bytes());
+    bytes.extend_from_slice(frame.header);
+    bytes.extend_from_slice(frame.body);
+    bytes.into_boxed_slice()
+}

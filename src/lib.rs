@@ -27,6 +27,8 @@ pub mod persist;
 pub mod services;
 pub mod state_json;
 pub mod stats;
+pub mod subscription;
 pub mod systemd;
 pub mod topics;
+pub mod traffic;
 pub mod wiring;

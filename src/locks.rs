@@ -1,1 +1,195 @@
-//! locks
+//! Queue locks for ordered consumption (docs/behaviour.md, Queue locks): which client of a group
+//! may consume a queue right now. In memory only; a lock not renewed for [`LOCK_LIFE_MS`] is free.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use papaya::HashMap as LockFreeMap;
+use saturnmq_net::messages::lock::MessageQueue;
+
+/// Life of a lock since it was last renewed, in milliseconds.
+pub const LOCK_LIFE_MS: i64 = 60_000;
+
+/// Most queues one group may hold locks for; more are not granted.
+const MAX_LOCKS_PER_GROUP: usize = 100_000;
+
+#[derive(Debug)]
+struct Lock {
+    client: Arc<str>,
+    renewed_ms: i64,
+}
+
+impl Lock {
+    fn is_expired(&self, now_ms: i64) -> bool {
+        now_ms - self.renewed_ms > LOCK_LIFE_MS
+    }
+}
+
+#[derive(Debug, Default)]
+struct GroupLocks {
+    locks: Mutex<HashMap<MessageQueue, Lock>>,
+    /// When the last lock of the group runs out; 0 when none is held.
+    held_until_ms: AtomicI64,
+}
+
+impl GroupLocks {
+    fn change<T>(&self, change: impl FnOnce(&mut HashMap<MessageQueue, Lock>) -> T) -> T {
+        // A panic of another holder leaves the table whole: every change is one map operation.
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut locks);
+        let until = locks
+            .values()
+            .map(|lock| lock.renewed_ms + LOCK_LIFE_MS)
+            .max();
+        self.held_until_ms
+            .store(until.unwrap_or(0), Ordering::Release);
+        result
+    }
+}
+
+/// The queue locks of all groups.
+#[derive(Debug, Default)]
+pub struct QueueLocks {
+    groups: LockFreeMap<Arc<str>, Arc<GroupLocks>>,
+}
+
+impl QueueLocks {
+    /// Takes or renews `queues` for `client`; gives back those that it holds now.
+    pub fn lock(
+        &self,
+        group: &str,
+        client: &str,
+        queues: Vec<MessageQueue>,
+        now_ms: i64,
+    ) -> Vec<MessageQueue> {
+        if queues.is_empty() {
+            return queues;
+        }
+        let client: Arc<str> = Arc::from(client);
+        self.group(group).change(|locks| {
+            let mut held = queues;
+            let mut room = MAX_LOCKS_PER_GROUP.saturating_sub(locks.len());
+            held.retain(|queue| match locks.get_mut(queue) {
+                Some(lock) if lock.client == client || lock.is_expired(now_ms) => {
+                    lock.client = Arc::clone(&client);
+                    lock.renewed_ms = now_ms;
+                    true
+                }
+                Some(_) => false,
+                None if room == 0 => false,
+                None => {
+                    room -= 1;
+                    let lock = Lock {
+                        client: Arc::clone(&client),
+                        renewed_ms: now_ms,
+                    };
+                    locks.insert(queue.clone(), lock);
+                    true
+                }
+            });
+            held
+        })
+    }
+
+    /// Frees those of `queues` that `client` holds.
+    pub fn unlock(&self, group: &str, client: &str, queues: &[MessageQueue]) {
+        let Some(group) = self.groups.pin().get(group).cloned() else {
+            return;
+        };
+        group.change(|locks| {
+            for queue in queues {
+                if locks.get(queue).is_some_and(|lock| &*lock.client == client) {
+                    locks.remove(queue);
+                }
+            }
+        });
+    }
+
+    /// Whether any lock of the group is still good.
+    pub fn holds_any(&self, group: &str, now_ms: i64) -> bool {
+        self.groups
+            .pin()
+            .get(group)
+            .is_some_and(|group| group.held_until_ms.load(Ordering::Acquire) >= now_ms)
+    }
+
+    /// The client that holds a queue, if its lock is still good.
+    pub fn holder(&self, group: &str, queue: &MessageQueue, now_ms: i64) -> Option<Arc<str>> {
+        let group = self.groups.pin().get(group).cloned()?;
+        group.change(|locks| {
+            let lock = locks.get(queue).filter(|lock| !lock.is_expired(now_ms))?;
+            Some(Arc::clone(&lock.client))
+        })
+    }
+
+    /// Forgets expired locks and groups without any; called now and then.
+    pub fn sweep(&self, now_ms: i64) {
+        let groups = self.groups.pin();
+        for (_, group) in &groups {
+            group.change(|locks| locks.retain(|_, lock| !lock.is_expired(now_ms)));
+        }
+    }
+
+    fn group(&self, name: &str) -> Arc<GroupLocks> {
+        let groups = self.groups.pin();
+        if let Some(group) = groups.get(name) {
+            return Arc::clone(group);
+        }
+        Arc::clone(groups.get_or_insert_with(Arc::from(name), Arc::default))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queues(ids: &[i32]) -> Vec<MessageQueue> {
+        ids.iter()
+            .map(|&queue_id| MessageQueue {
+                topic: "T".into(),
+                broker_name: "b".into(),
+                queue_id,
+            })
+            .collect()
+    }
+
+    fn ids(queues: &[MessageQueue]) -> Vec<i32> {
+        queues.iter().map(|queue| queue.queue_id).collect()
+    }
+
+    #[test]
+    fn a_lock_belongs_to_one_client_until_it_expires() {
+        let locks = QueueLocks::default();
+        assert_eq!(ids(&locks.lock("g", "a", queues(&[0, 1]), 1000)), [0, 1]);
+        assert_eq!(ids(&locks.lock("g", "b", queues(&[1, 2]), 1000)), [2]);
+        assert_eq!(ids(&locks.lock("g", "a", queues(&[0]), 50_000)), [0]);
+        let late = 1001 + LOCK_LIFE_MS;
+        assert_eq!(
+            ids(&locks.lock("g", "b", queues(&[0, 1]), late)),
+            [1],
+            "0 was renewed"
+        );
+    }
+
+    #[test]
+    fn only_the_holder_unlocks() {
+        let locks = QueueLocks::default();
+        locks.lock("g", "a", queues(&[0]), 0);
+        locks.unlock("g", "b", &queues(&[0]));
+        assert!(locks.lock("g", "b", queues(&[0]), 1).is_empty());
+        locks.unlock("g", "a", &queues(&[0]));
+        assert_eq!(ids(&locks.lock("g", "b", queues(&[0]), 1)), [0]);
+    }
+
+    #[test]
+    fn a_group_holds_locks_until_the_last_one_expires() {
+        let locks = QueueLocks::default();
+        assert!(!locks.holds_any("g", 0));
+        locks.lock("g", "a", queues(&[0]), 1000);
+        assert!(locks.holds_any("g", 1000 + LOCK_LIFE_MS));
+        assert!(!locks.holds_any("g", 1001 + LOCK_LIFE_MS));
+        locks.unlock("g", "a", &queues(&[0]));
+        assert!(!locks.holds_any("g", 1000));
+    }
+}

@@ -1,1 +1,379 @@
-//! parked
+//! Requests that wait on a network core: for a message of a queue, for the dispatcher to catch up,
+//! and always for a deadline.
+//!
+//! What must always hold: a parked request is found by its queue, by its connection and by its
+//! deadline, or not at all; taking it removes it from all three. Nothing allocates once the tables
+//! have reached their working size.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+/// Width of a wheel bucket: how late a deadline may be noticed.
+const TICK: Duration = Duration::from_millis(8);
+/// Buckets of the wheel; deadlines farther away than one turn wait for another turn.
+const BUCKETS: usize = 4096;
+/// No entry.
+const NONE: u32 = u32::MAX;
+
+/// How many requests may wait.
+#[derive(Copy, Clone, Debug)]
+pub struct ParkedLimits {
+    /// On one core.
+    pub total: usize,
+    /// Of one connection.
+    pub per_connection: usize,
+}
+
+impl Default for ParkedLimits {
+    fn default() -> Self {
+        Self {
+            total: 262_144,
+            per_connection: 16_384,
+        }
+    }
+}
+
+struct Entry<C, T> {
+    value: Option<T>,
+    connection: C,
+    slot: u32,
+    deadline: u64,
+    previous: u32,
+    next: u32,
+}
+
+/// The waiting requests of one core; `C` names connections, `T` is what waits.
+pub struct Parked<C, T> {
+    entries: Vec<Entry<C, T>>,
+    free: Vec<u32>,
+    by_slot: Vec<Vec<u32>>,
+    by_connection: HashMap<C, Vec<u32>>,
+    buckets: Box<[u32]>,
+    occupied: Box<[u64]>,
+    start: Instant,
+    swept: u64,
+    limits: ParkedLimits,
+}
+
+impl<C: Copy + Eq + Hash, T> Parked<C, T> {
+    /// Nothing parked; `now` starts the wheel.
+    pub fn new(limits: ParkedLimits, now: Instant) -> Self {
+        Self {
+            entries: Vec::new(),
+            free: Vec::new(),
+            by_slot: Vec::new(),
+            by_connection: HashMap::new(),
+            buckets: vec![NONE; BUCKETS].into_boxed_slice(),
+            occupied: vec![0; BUCKETS / 64].into_boxed_slice(),
+            start: now,
+            swept: 0,
+            limits,
+        }
+    }
+
+    /// Number of waiting requests.
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Lets `value` wait for queue `slot` until `deadline`. Gives it back when a limit is reached.
+    pub fn park(
+        &mut self,
+        connection: C,
+        slot: u32,
+        deadline: Instant,
+        value: T,
+    ) -> Result<u32, T> {
+        let own = self.by_connection.entry(connection).or_default();
+        let taken = self.entries.len() - self.free.len();
+        if taken >= self.limits.total || own.len() >= self.limits.per_connection {
+            return Err(value);
+        }
+        // A deadline that is over is noticed at the next sweep, never in a bucket just swept.
+        let tick = self.tick(deadline).max(self.swept + 1);
+        let entry = Entry {
+            value: Some(value),
+            connection,
+            slot,
+            deadline: tick,
+            previous: NONE,
+            next: NONE,
+        };
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.entries[index as usize] = entry;
+                index
+            }
+            None => {
+                self.entries.push(entry);
+                (self.entries.len() - 1) as u32
+            }
+        };
+        self.by_connection
+            .entry(connection)
+            .or_default()
+            .push(index);
+        let slot = slot as usize;
+        if self.by_slot.len() <= slot {
+            self.by_slot.resize_with(slot + 1, Vec::new);
+        }
+        self.by_slot[slot].push(index);
+        self.link(index);
+        Ok(index)
+    }
+
+    /// Removes a waiting request.
+    pub fn take(&mut self, index: u32) -> Option<T> {
+        let entry = self.entries.get_mut(index as usize)?;
+        let value = entry.value.take()?;
+        let (connection, slot) = (entry.connection, entry.slot as usize);
+        self.unlink(index);
+        if let Some(own) = self.by_connection.get_mut(&connection) {
+            remove(own, index);
+        }
+        if let Some(waiting) = self.by_slot.get_mut(slot) {
+            remove(waiting, index);
+        }
+        self.free.push(index);
+        Some(value)
+    }
+
+    /// Removes a waiting request and names its connection.
+    pub fn take_owned(&mut self, index: u32) -> Option<(C, T)> {
+        let connection = self.entries.get(index as usize)?.connection;
+        Some((connection, self.take(index)?))
+    }
+
+    /// A waiting request and its connection.
+    pub fn get(&self, index: u32) -> Option<(C, &T)> {
+        let entry = self.entries.get(index as usize)?;
+        Some((entry.connection, entry.value.as_ref()?))
+    }
+
+    /// A waiting request, for a change in place.
+    pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.entries.get_mut(index as usize)?.value.as_mut()
+    }
+
+    /// Appends the requests that wait for queue `slot` to `out`, oldest first.
+    pub fn waiting_for(&self, slot: u32, out: &mut Vec<u32>) {
+        if let Some(waiting) = self.by_slot.get(slot as usize) {
+            out.extend_from_slice(waiting);
+        }
+    }
+
+    /// Appends all waiting requests to `out`.
+    pub fn all(&self, out: &mut Vec<u32>) {
+        for (index, entry) in self.entries.iter().enumerate() {
+            if entry.value.is_some() {
+                out.push(index as u32);
+            }
+        }
+    }
+
+    /// Appends the requests whose deadline is over to `out`; they stay until taken, so each call
+    /// must take what it was given.
+    pub fn expired(&mut self, now: Instant, out: &mut Vec<u32>) {
+        let now = self.past_tick(now);
+        if now <= self.swept {
+            return;
+        }
+        let first = self.swept + 1;
+        let turns = (now - self.swept).min(BUCKETS as u64);
+        for tick in first..first + turns {
+            let bucket = tick as usize % BUCKETS;
+            if self.occupied[bucket / 64] >> (bucket % 64) & 1 == 0 {
+                continue;
+            }
+            let mut index = self.buckets[bucket];
+            while index != NONE {
+                let entry = &self.entries[index as usize];
+                if entry.deadline <= now {
+                    out.push(index);
+                }
+                index = entry.next;
+            }
+        }
+        self.swept = now;
+    }
+
+    /// When [`Parked::expired`] should be asked next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.is_empty() {
+            return None;
+        }
+        let first = (self.swept + 1) as usize;
+        let mut step = 0;
+        while step < BUCKETS {
+            let bucket = (first + step) % BUCKETS;
+            let word = self.occupied[bucket / 64] >> (bucket % 64);
+            if word != 0 {
+                let ticks = self.swept + 1 + step as u64 + u64::from(word.trailing_zeros());
+                return Some(self.start + TICK * (ticks.min(u64::from(u32::MAX)) as u32));
+            }
+            step += 64 - bucket % 64;
+        }
+        None
+    }
+
+    /// Forgets everything of a connection.
+    pub fn closed(&mut self, connection: C) {
+        let Some(own) = self.by_connection.remove(&connection) else {
+            return;
+        };
+        for index in own {
+            self.take(index);
+        }
+    }
+
+    /// The first tick at which `instant` has passed.
+    fn tick(&self, instant: Instant) -> u64 {
+        let since = instant.saturating_duration_since(self.start);
+        since.as_nanos().div_ceil(TICK.as_nanos()) as u64
+    }
+
+    /// The last tick that has passed at `now`.
+    fn past_tick(&self, now: Instant) -> u64 {
+        (now.saturating_duration_since(self.start).as_nanos() / TICK.as_nanos()) as u64
+    }
+
+    fn link(&mut self, index: u32) {
+        let bucket = self.entries[index as usize].deadline as usize % BUCKETS;
+        let head = self.buckets[bucket];
+        self.entries[index as usize].next = head;
+        if head != NONE {
+            self.entries[head as usize].previous = index;
+        }
+        self.buckets[bucket] = index;
+        self.occupied[bucket / 64] |= 1 << (bucket % 64);
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let (deadline, previous, next) = {
+            let entry = &self.entries[index as usize];
+            (entry.deadline, entry.previous, entry.next)
+        };
+        let bucket = deadline as usize % BUCKETS;
+        match previous {
+            NONE => self.buckets[bucket] = next,
+            _ => self.entries[previous as usize].next = next,
+        }
+        if next != NONE {
+            self.entries[next as usize].previous = previous;
+        }
+        if self.buckets[bucket] == NONE {
+            self.occupied[bucket / 64] &= !(1 << (bucket % 64));
+        }
+    }
+}
+
+fn remove(list: &mut Vec<u32>, index: u32) {
+    if let Some(place) = list.iter().position(|&other| other == index) {
+        list.remove(place);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parked() -> (Parked<u64, &'static str>, Instant) {
+        let now = Instant::now();
+        (
+            Parked::new(
+                ParkedLimits {
+                    total: 4,
+                    per_connection: 3,
+                },
+                now,
+            ),
+            now,
+        )
+    }
+
+    fn due(parked: &mut Parked<u64, &'static str>, now: Instant) -> Vec<&'static str> {
+        let mut out = Vec::new();
+        parked.expired(now, &mut out);
+        out.into_iter()
+            .filter_map(|index| parked.take(index))
+            .collect()
+    }
+
+    fn ms(count: u64) -> Duration {
+        Duration::from_millis(count)
+    }
+
+    #[test]
+    fn a_deadline_is_noticed_within_a_tick_and_never_early() {
+        let (mut parked, start) = parked();
+        parked.park(1, 0, start + ms(1000), "a").unwrap();
+        let wake = parked.next_deadline().unwrap();
+        assert!(wake >= start + ms(1000) && wake <= start + ms(1000) + TICK);
+        assert!(due(&mut parked, start + ms(999)).is_empty());
+        assert_eq!(due(&mut parked, wake), ["a"]);
+        assert_eq!(parked.next_deadline(), None);
+    }
+
+    #[test]
+    fn a_deadline_farther_than_a_turn_of_the_wheel_waits_for_its_turn() {
+        let (mut parked, start) = parked();
+        let far = start + TICK * (BUCKETS as u32 + 5);
+        parked.park(1, 0, far, "far").unwrap();
+        assert!(due(&mut parked, start + TICK * 6).is_empty());
+        assert!(due(&mut parked, far - TICK).is_empty());
+        assert_eq!(due(&mut parked, far + TICK), ["far"]);
+    }
+
+    #[test]
+    fn a_deadline_in_the_past_is_due_at_the_next_look() {
+        let (mut parked, start) = parked();
+        due(&mut parked, start + ms(500));
+        parked.park(1, 0, start, "late").unwrap();
+        let wake = parked.next_deadline().unwrap();
+        assert_eq!(due(&mut parked, wake), ["late"]);
+    }
+
+    #[test]
+    fn what_waits_for_a_queue_is_found_by_its_slot() {
+        let (mut parked, start) = parked();
+        parked.park(1, 7, start + ms(10), "a").unwrap();
+        parked.park(2, 3, start + ms(10), "b").unwrap();
+        parked.park(2, 7, start + ms(10), "c").unwrap();
+        let mut found = Vec::new();
+        parked.waiting_for(7, &mut found);
+        let values: Vec<_> = found
+            .into_iter()
+            .filter_map(|index| parked.take(index))
+            .collect();
+        assert_eq!(values, ["a", "c"]);
+        assert_eq!(due(&mut parked, start + ms(100)), ["b"]);
+    }
+
+    #[test]
+    fn a_closed_connection_takes_its_requests_along() {
+        let (mut parked, start) = parked();
+        parked.park(1, 0, start + ms(10), "a").unwrap();
+        parked.park(2, 0, start + ms(10), "b").unwrap();
+        parked.park(1, 1, start + ms(20), "c").unwrap();
+        parked.closed(1);
+        assert_eq!(parked.len(), 1);
+        assert_eq!(due(&mut parked, start + ms(100)), ["b"]);
+    }
+
+    #[test]
+    fn limits_hold_per_connection_and_in_all() {
+        let (mut parked, start) = parked();
+        for value in ["a", "b", "c"] {
+            parked.park(1, 0, start, value).unwrap();
+        }
+        assert_eq!(parked.park(1, 0, start, "d"), Err("d"));
+        parked.park(2, 0, start, "d").unwrap();
+        assert_eq!(parked.park(3, 0, start, "e"), Err("e"));
+    }
+}

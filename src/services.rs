@@ -1,1 +1,396 @@
-//! services
+//! The services thread: the one thread that may read old log pages and wait for the disk.
+//!
+//! It runs requests that need such reads (queries, searches by time, cold pulls, send-backs), the
+//! delivery of delayed messages, retention rounds, and the sweep of dead registrations. It appends
+//! through a port of its own. It sleeps until there is a job, a result, a delivery that is due, or
+//! the next round.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use crossbeam_channel::{Receiver, Select, Sender, TrySendError, bounded};
+use saturnmq_storage::append_queue::{AppendFailure, AppendPort, Appended, PushError};
+use saturnmq_storage::format::message::MessageParts;
+use saturnmq_storage::queue_table::Queue;
+use saturnmq_storage::reader::{PullOutcome, PullStatus, StoreReader};
+
+use crate::answer::{CoreMessage, LaterJob, Reply, ReplySlot, SYSTEM_ERROR, WorkJob};
+use crate::broker::Broker;
+use crate::core::{encode_reply, now_ms};
+use crate::delay::Delivery;
+use crate::handler::pull::{self, Pull};
+
+/// Jobs that may wait for the services thread; more are refused as overload.
+const JOBS: usize = 8192;
+/// Jobs run between two looks at results and deliveries.
+const JOBS_PER_ROUND: usize = 32;
+/// Period of the sweep of dead registrations and locks.
+const SWEEP: Duration = Duration::from_secs(10);
+/// Longest sleep; everything that matters wakes the thread earlier.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// Pause before looking again whether the dispatcher has caught up.
+const CATCH_UP: Duration = Duration::from_millis(1);
+/// Longest wait of a job for the dispatcher.
+const CATCH_UP_LIMIT: Duration = Duration::from_secs(1);
+
+/// Wakes the services thread.
+#[derive(Clone, Debug)]
+pub struct Bell(Sender<()>);
+
+impl Bell {
+    /// Makes the thread look at everything once more.
+    pub fn ring(&self) {
+        // Full: it was rung already.
+        let _ = self.0.try_send(());
+    }
+}
+
+/// What a job does.
+pub enum Work {
+    /// Ends in one reply.
+    Later(LaterJob),
+    /// Replies itself, possibly after an append.
+    Open(WorkJob),
+    /// A pull that needs old log pages.
+    Pull(Box<Pull>),
+}
+
+/// A request for the services thread.
+pub struct Job {
+    /// Where the response goes.
+    pub slot: ReplySlot,
+    /// Log offset up to which the dispatcher must have come: what was acknowledged before the
+    /// request is visible to it.
+    pub readable_from: u64,
+    /// What to do.
+    pub work: Work,
+}
+
+/// How the rest of the broker reaches the services thread.
+pub struct ServicesHandle {
+    jobs: Sender<Job>,
+    bell: Bell,
+    stopping: Arc<AtomicBool>,
+}
+
+/// The thread's ends of a [`ServicesHandle`].
+pub struct ServicesInbox {
+    jobs: Receiver<Job>,
+    rung: Receiver<()>,
+    stopping: Arc<AtomicBool>,
+}
+
+impl ServicesHandle {
+    /// A handle, and what [`Services::new`] takes.
+    pub fn new() -> (Self, ServicesInbox) {
+        let (jobs, waiting) = bounded(JOBS);
+        let (bell, rung) = bounded(1);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let handle = Self {
+            jobs,
+            bell: Bell(bell),
+            stopping: Arc::clone(&stopping),
+        };
+        (
+            handle,
+            ServicesInbox {
+                jobs: waiting,
+                rung,
+                stopping,
+            },
+        )
+    }
+
+    /// Queues a job; given back when too many wait.
+    pub fn submit(&self, job: Job) -> Result<(), Job> {
+        self.jobs.try_send(job).map_err(|refused| match refused {
+            TrySendError::Full(job) | TrySendError::Disconnected(job) => job,
+        })
+    }
+
+    /// What wakes the thread; [`crate::answer::CoreDirectory::attach_services`] takes it.
+    pub fn bell(&self) -> Bell {
+        self.bell.clone()
+    }
+
+    /// Jobs that wait.
+    pub fn waiting(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Ends the thread after the job at hand; its deliveries in flight are waited for.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.bell.ring();
+    }
+}
+
+/// Called with what became of an append.
+pub type AppendThen = Box<dyn FnOnce(&mut ServiceContext, Result<Appended, AppendFailure>) + Send>;
+
+/// An append of the services thread that the writer has not answered.
+enum Appending {
+    Job(AppendThen),
+    Delivery { level: usize, offset: i64 },
+}
+
+/// What jobs work with.
+pub struct ServiceContext {
+    /// The broker.
+    pub broker: Arc<Broker>,
+    /// Reads that may wait for the disk.
+    pub reader: StoreReader,
+    port: AppendPort,
+    appending: VecDeque<Appending>,
+}
+
+impl ServiceContext {
+    /// Appends a record; `then` runs when the writer has answered.
+    ///
+    /// # Errors
+    /// The append queue is full or closed, or the record is illegal; `then` is dropped.
+    pub fn append(
+        &mut self,
+        queue: &Queue,
+        parts: &MessageParts<'_>,
+        then: AppendThen,
+    ) -> Result<(), PushError> {
+        self.port.push(0, queue, parts)?;
+        self.appending.push_back(Appending::Job(then));
+        Ok(())
+    }
+
+    /// Appends a delayed message that is due, for [`Delivery`].
+    pub(crate) fn deliver(
+        &mut self,
+        queue: &Queue,
+        parts: &MessageParts<'_>,
+        level: usize,
+        offset: i64,
+    ) -> Result<(), PushError> {
+        self.port.push(0, queue, parts)?;
+        self.appending
+            .push_back(Appending::Delivery { level, offset });
+        Ok(())
+    }
+
+    /// Sends a reply to a connection.
+    pub fn reply(&self, slot: ReplySlot, reply: Reply) {
+        let (conn, to) = (slot.channel.conn, slot.to);
+        self.post(slot, CoreMessage::Reply { conn, to, reply });
+    }
+
+    fn post(&self, slot: ReplySlot, message: CoreMessage) {
+        // Given back only when the core has ended: nobody is left to answer.
+        let _ = self.broker.cores.post(slot.channel.core, message);
+    }
+
+    fn pull(&mut self, slot: ReplySlot, pull: &Pull) {
+        let mut frame = Vec::new();
+        let limits = pull::pull_limits(&self.broker.live.load());
+        match pull::found_cold(&mut frame, pull, &mut self.reader, &limits) {
+            Ok(PullOutcome::Ready(pulled)) if pulled.status == PullStatus::Found => {
+                pull.topic
+                    .traffic
+                    .get(u64::from(pulled.count), pulled.bytes as u64);
+            }
+            Ok(PullOutcome::Ready(pulled)) => pull::encode_nothing(&mut frame, pull, &pulled),
+            Ok(PullOutcome::Cold) => {
+                let reply = Reply::error(SYSTEM_ERROR, "the log cannot be read right now");
+                encode_reply(&mut frame, slot.to, &reply);
+            }
+            Err(error) => {
+                let reply = Reply::error(SYSTEM_ERROR, error.to_string());
+                encode_reply(&mut frame, slot.to, &reply);
+            }
+        }
+        self.post(
+            slot,
+            CoreMessage::Bytes {
+                conn: slot.channel.conn,
+                frame,
+            },
+        );
+    }
+}
+
+/// The services thread's state.
+pub struct Services {
+    context: ServiceContext,
+    inbox: ServicesInbox,
+    delivery: Delivery,
+    /// Jobs for which the dispatcher is not far enough yet.
+    early: VecDeque<(Job, Instant)>,
+    next_sweep: Instant,
+    next_retention: Instant,
+}
+
+impl Services {
+    /// The thread's state; [`Services::run`] is the thread.
+    pub fn new(
+        broker: Arc<Broker>,
+        inbox: ServicesInbox,
+        port: AppendPort,
+        reader: StoreReader,
+    ) -> Self {
+        let now = Instant::now();
+        broker.cores.attach_services(broker.services.bell());
+        let delivery = Delivery::new(&broker, now);
+        let next_retention = now + broker.config.retention_interval;
+        let context = ServiceContext {
+            broker,
+            reader,
+            port,
+            appending: VecDeque::new(),
+        };
+        Self {
+            context,
+            inbox,
+            delivery,
+            early: VecDeque::new(),
+            next_sweep: now + SWEEP,
+            next_retention,
+        }
+    }
+
+    /// Runs until [`ServicesHandle::stop`].
+    pub fn run(mut self) {
+        while !self.inbox.stopping.load(Ordering::SeqCst) {
+            self.results();
+            let more = self.jobs();
+            let now = Instant::now();
+            let due = self.delivery.round(&mut self.context, now);
+            self.rounds(now);
+            self.context.port.submit();
+            if !more {
+                self.sleep(due.unwrap_or(now + LONGEST_SLEEP));
+            }
+        }
+        self.finish();
+    }
+
+    /// Waits for the appends in flight, so that what they delivered is not delivered again.
+    fn finish(&mut self) {
+        self.context.port.submit();
+        let until = Instant::now() + Duration::from_secs(5);
+        while !self.context.appending.is_empty() && Instant::now() < until {
+            self.results();
+            if self.context.port.is_abandoned() && !self.context.port.has_results() {
+                break;
+            }
+            // The writer rings for every result.
+            let _ = self.inbox.rung.recv_timeout(Duration::from_millis(10));
+        }
+        self.delivery.save(&self.context.broker);
+    }
+
+    fn results(&mut self) {
+        while let Some(result) = self.context.port.pop() {
+            match self.context.appending.pop_front() {
+                Some(Appending::Job(then)) => then(&mut self.context, result.outcome),
+                Some(Appending::Delivery { level, offset }) => {
+                    let delivered = result.outcome.is_ok();
+                    if let Err(failure) = result.outcome {
+                        tracing::warn!(level = level + 1, offset, %failure, "a delivery failed");
+                    }
+                    self.delivery
+                        .done(&self.context.broker, level, offset, delivered);
+                }
+                None => return,
+            }
+        }
+    }
+
+    /// Runs a few jobs; true if there may be more.
+    fn jobs(&mut self) -> bool {
+        let dispatched = self.context.broker.store.watermarks().dispatched();
+        let now = Instant::now();
+        for _ in 0..self.early.len() {
+            let Some((job, since)) = self.early.pop_front() else {
+                break;
+            };
+            if job.readable_from <= dispatched || now > since + CATCH_UP_LIMIT {
+                self.job(job);
+            } else {
+                self.early.push_back((job, since));
+            }
+        }
+        for _ in 0..JOBS_PER_ROUND {
+            let Ok(job) = self.inbox.jobs.try_recv() else {
+                return false;
+            };
+            if job.readable_from <= dispatched {
+                self.job(job);
+            } else {
+                self.early.push_back((job, now));
+            }
+        }
+        true
+    }
+
+    fn job(&mut self, job: Job) {
+        let Job { slot, work, .. } = job;
+        match work {
+            Work::Later(work) => {
+                let reply = work(&mut self.context);
+                self.context.reply(slot, reply);
+            }
+            Work::Open(work) => work(&mut self.context, slot),
+            Work::Pull(pull) => self.context.pull(slot, &pull),
+        }
+    }
+
+    fn rounds(&mut self, now: Instant) {
+        let broker = &self.context.broker;
+        if now >= self.next_sweep {
+            self.next_sweep = now + SWEEP;
+            sweep(broker);
+        }
+        if now >= self.next_retention {
+            self.next_retention = now + broker.config.retention_interval;
+            if let Err(error) = broker.store.retention_round(SystemTime::now(), false) {
+                tracing::warn!(%error, "a retention round failed");
+            }
+        }
+    }
+
+    fn sleep(&self, due: Instant) {
+        let now = Instant::now();
+        let mut until = due
+            .min(self.next_sweep)
+            .min(self.next_retention)
+            .min(now + LONGEST_SLEEP);
+        if !self.early.is_empty() {
+            until = until.min(now + CATCH_UP);
+        }
+        let pause = until.saturating_duration_since(now);
+        if pause.is_zero() {
+            return;
+        }
+        // A job is only looked at here; it stays in its queue.
+        let mut select = Select::new();
+        select.recv(&self.inbox.jobs);
+        select.recv(&self.inbox.rung);
+        if select.ready_timeout(pause).is_ok() {
+            let _ = self.inbox.rung.try_recv();
+        }
+    }
+}
+
+/// Closes connections whose registration ran out and forgets expired locks.
+fn sweep(broker: &Broker) {
+    let now = now_ms();
+    let after = i64::try_from(broker.live.load().channel_expired_ms).unwrap_or(i64::MAX);
+    for channel in broker.clients.expired(now, after) {
+        tracing::info!(
+            ?channel,
+            "a client sent no heartbeat for too long: closing its connection"
+        );
+        let message = CoreMessage::Close { conn: channel.conn };
+        // A full inbox: the next sweep tries again.
+        let _ = broker.cores.post(channel.core, message);
+    }
+    broker.locks.sweep(now);
+}

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::names;
 use crate::persist::{File, LoadError, Persist, Ticket};
+use crate::traffic::Traffic;
 use crate::state_json::{DataVersion, Generation, JsonWriter};
 
 /// Permission bit: readable.
@@ -141,6 +142,8 @@ impl TopicConfig {
 pub struct Topic {
     /// What is configured.
     pub config: TopicConfig,
+    /// What went through; goes on over updates.
+    pub traffic: Arc<Traffic>,
     queues: Arc<[OnceLock<Arc<Queue>>]>,
     ticket: Option<Ticket>,
     /// Position in the file.
@@ -156,6 +159,7 @@ impl Topic {
         let queues = (0..cached).map(|_| OnceLock::new()).collect();
         Self {
             config,
+            traffic: Arc::default(),
             queues,
             ticket,
             rank,
@@ -383,8 +387,9 @@ impl Topics {
             |topic| topic.rank,
         );
         let name = config.name.clone();
-        let topic = Topic::new(config, rank, ticket);
+        let mut topic = Topic::new(config, rank, ticket);
         if let Some(old) = old {
+            topic.traffic = Arc::clone(&old.traffic);
             for (cell, known) in topic.queues.iter().zip(old.queues.iter()) {
                 if let Some(queue) = known.get() {
                     let _ = cell.set(Arc::clone(queue));

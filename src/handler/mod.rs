@@ -1,1 +1,111 @@
-//! handler
+//! The table of request codes: the only place that says which handler serves which code.
+
+pub mod client;
+pub mod lock;
+pub mod name_server;
+pub mod offset;
+pub mod properties;
+pub mod pull;
+pub mod pull_checks;
+pub mod query;
+pub mod send;
+pub mod send_checks;
+pub mod sendback;
+
+use saturnmq_net::codes::request;
+use saturnmq_net::driver::Outbox;
+
+use crate::answer::{Answer, REQUEST_CODE_NOT_SUPPORTED, Reply, Request, V5_0_0};
+use crate::core::Core;
+
+/// MESSAGE_ILLEGAL.
+pub const MESSAGE_ILLEGAL: i32 = 13;
+/// SERVICE_NOT_AVAILABLE.
+pub const SERVICE_NOT_AVAILABLE: i32 = 14;
+/// NO_PERMISSION.
+pub const NO_PERMISSION: i32 = 16;
+/// TOPIC_NOT_EXIST.
+pub const TOPIC_NOT_EXIST: i32 = 17;
+/// PULL_NOT_FOUND.
+pub const PULL_NOT_FOUND: i32 = 19;
+/// PULL_RETRY_IMMEDIATELY.
+pub const PULL_RETRY_IMMEDIATELY: i32 = 20;
+/// PULL_OFFSET_MOVED.
+pub const PULL_OFFSET_MOVED: i32 = 21;
+/// QUERY_NOT_FOUND.
+pub const QUERY_NOT_FOUND: i32 = 22;
+/// SUBSCRIPTION_PARSE_FAILED.
+pub const SUBSCRIPTION_PARSE_FAILED: i32 = 23;
+/// SUBSCRIPTION_NOT_EXIST.
+pub const SUBSCRIPTION_NOT_EXIST: i32 = 24;
+/// SUBSCRIPTION_NOT_LATEST.
+pub const SUBSCRIPTION_NOT_LATEST: i32 = 25;
+/// SUBSCRIPTION_GROUP_NOT_EXIST.
+pub const SUBSCRIPTION_GROUP_NOT_EXIST: i32 = 26;
+/// INVALID_PARAMETER.
+pub const INVALID_PARAMETER: i32 = 29;
+
+/// First version whose `maxReconsumeTimes` is honoured.
+pub const V3_4_9: i32 = 121;
+
+/// The pointer to the answers to common questions that ends some remarks; Apache moved the page.
+pub fn faq(request: &Request<'_>) -> &'static str {
+    faq_for(request.command.version)
+}
+
+/// The same for a client version.
+pub fn faq_for(version: i32) -> &'static str {
+    if version >= V5_0_0 {
+        "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+    } else {
+        "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
+    }
+}
+
+/// Handles one request.
+pub fn dispatch(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
+    let name_server = core.broker.ports.name_server == Some(request.local_port);
+    if name_server { name_server_request(core, request) } else { broker_request(core, request, io) }
+}
+
+fn broker_request(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
+    match request.command.code {
+        request::SEND_MESSAGE | request::SEND_MESSAGE_V2 | request::SEND_BATCH_MESSAGE => {
+            send::send(core, request, io)
+        }
+        request::PULL_MESSAGE | request::LITE_PULL_MESSAGE => {
+            pull_checks::pull(core, request, io)
+        }
+        request::QUERY_MESSAGE => query::by_key(&core.broker, request),
+        request::VIEW_MESSAGE_BY_ID => query::by_id(&core.broker, request),
+        request::QUERY_CONSUMER_OFFSET => offset::query(&core.broker, request),
+        request::UPDATE_CONSUMER_OFFSET => offset::update(&core.broker, request),
+        request::SEARCH_OFFSET_BY_TIMESTAMP => offset::by_time(&core.broker, request),
+        request::GET_MAX_OFFSET => offset::max(core, request, io),
+        request::GET_MIN_OFFSET => offset::min(&core.broker, request),
+        request::GET_EARLIEST_MSG_STORETIME => offset::earliest(&core.broker, request),
+        request::HEART_BEAT => client::heartbeat(&core.broker, request, io),
+        request::UNREGISTER_CLIENT => client::unregister(&core.broker, request, io),
+        request::GET_CONSUMER_LIST_BY_GROUP => client::consumer_list(&core.broker, request),
+        request::CHECK_CLIENT_CONFIG => client::check_config(&core.broker, request),
+        request::LOCK_BATCH_MQ => lock::lock(&core.broker, request),
+        request::UNLOCK_BATCH_MQ => lock::unlock(&core.broker, request),
+        request::CONSUMER_SEND_MSG_BACK => sendback::send_back(&core.broker, request),
+        request::END_TRANSACTION => transactions_are_not_supported(),
+        code => unknown(code),
+    }
+}
+
+fn name_server_request(core: &mut Core, request: &Request<'_>) -> Answer {
+    name_server::handle(&core.broker, request).unwrap_or_else(|| unknown(request.command.code))
+}
+
+fn transactions_are_not_supported() -> Answer {
+    let remark = "END_TRANSACTION (37): transaction messages are not supported";
+    Reply::error(MESSAGE_ILLEGAL, remark).into()
+}
+
+fn unknown(code: i32) -> Answer {
+    let remark = format!(" request type {code} not supported");
+    Reply::error(REQUEST_CODE_NOT_SUPPORTED, remark).into()
+}

@@ -1,0 +1,303 @@
+//! Registration of clients: requests 34, 35, 38 and 46, and the notification 40
+//! (docs/behaviour.md, Client management).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use saturnmq_net::codes::request as codes;
+use saturnmq_net::driver::Outbox;
+use saturnmq_net::encode::Encoder;
+use saturnmq_net::fastjson;
+use saturnmq_net::frame::Codec;
+use saturnmq_net::header::fields::FieldError;
+use saturnmq_net::messages::heartbeat::{
+    CheckClientConfig, ConsumerData, ConsumerIdList, HeartbeatData,
+};
+
+use crate::answer::{Answer, Channel, CoreMessage, Reply, Request, SYSTEM_ERROR, V5_0_0};
+use crate::broker::Broker;
+use crate::clients::{ConsumeType, ConsumerHeartbeat, Member, MessageModel, Registered};
+use crate::core::now_ms;
+use crate::groups::{FoundGroup, Group};
+use crate::names;
+use crate::persist::Ticket;
+use crate::subscription::{Subscription, is_tag};
+use crate::topics::{PERM_READ, PERM_WRITE, TopicConfig};
+
+/// Longest client id or producer group that is kept.
+const NAME_MAX: usize = 1024;
+
+/// Numbers of the requests that this broker sends by itself.
+static NEXT_OPAQUE: AtomicI32 = AtomicI32::new(1);
+
+/// The number of the next request that this broker sends by itself.
+pub fn next_opaque() -> i32 {
+    NEXT_OPAQUE.fetch_add(1, Ordering::Relaxed)
+}
+
+fn body<T: serde::de::DeserializeOwned>(request: &Request<'_>) -> Result<T, Reply> {
+    fastjson::from_slice(request.command.body)
+        .map_err(|error| Reply::error(SYSTEM_ERROR, format!("the body: {error}")))
+}
+
+/// 34: a client says who it is.
+pub fn heartbeat(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Answer {
+    let data: HeartbeatData = match body(request) {
+        Ok(data) => data,
+        Err(reply) => return reply.into(),
+    };
+    if data.client_id.len() > NAME_MAX {
+        return Reply::error(SYSTEM_ERROR, "the client id is too long").into();
+    }
+    let now = now_ms();
+    let command = request.command;
+    let member = Arc::new(Member::new(
+        request.channel(),
+        &data.client_id,
+        command.language,
+        command.version,
+        request.peer,
+        now,
+    ));
+    let mut beat = Heartbeat {
+        broker,
+        request,
+        member: &member,
+        fingerprint: data.heartbeat_fingerprint,
+        without_subscriptions: data.without_sub && data.heartbeat_fingerprint != 0,
+        subscription_changed: data.heartbeat_fingerprint == 0,
+        ticket: None,
+        now,
+    };
+    for consumer in data.consumer_data_set {
+        beat.consumer(consumer, io);
+    }
+    for producer in data.producer_data_set {
+        if producer.group_name.len() <= NAME_MAX && !producer.group_name.is_empty() {
+            broker
+                .clients
+                .register_producer(&producer.group_name, &member, now);
+        }
+    }
+    let mut reply = Reply::success();
+    if request.is_v5() {
+        reply = reply
+            .field("IS_SUPPORT_HEART_BEAT_V2", true)
+            .field("IS_SUB_CHANGE", beat.subscription_changed);
+    }
+    match beat.ticket {
+        Some(ticket) => Answer::After(ticket, reply),
+        None => reply.into(),
+    }
+}
+
+/// One heartbeat while its groups are registered.
+struct Heartbeat<'a> {
+    broker: &'a Broker,
+    request: &'a Request<'a>,
+    member: &'a Arc<Member>,
+    fingerprint: i32,
+    without_subscriptions: bool,
+    subscription_changed: bool,
+    ticket: Option<Ticket>,
+    now: i64,
+}
+
+impl Heartbeat<'_> {
+    fn consumer(&mut self, consumer: ConsumerData, io: &mut Outbox) {
+        let live = self.broker.live.load();
+        let actively = consumer.consume_type == ConsumeType::ConsumeActively;
+        if live.reject_pull_consumer && actively {
+            return;
+        }
+        // A group that does not exist is left out; the client's pulls tell it so.
+        let group = match self
+            .broker
+            .groups
+            .find_or_create(&consumer.group_name, &live)
+        {
+            FoundGroup::Found(group) | FoundGroup::Created(group, _) => group,
+            FoundGroup::Missing | FoundGroup::Illegal(_) => return,
+        };
+        self.make_retry_topic(&group);
+        let known = self.broker.clients.consumer(&consumer.group_name).is_some();
+        let subscriptions = (!self.without_subscriptions).then(|| {
+            consumer
+                .subscription_data_set
+                .into_iter()
+                .map(Subscription::new)
+                .collect()
+        });
+        let heartbeat = ConsumerHeartbeat {
+            group: consumer.group_name,
+            consume_type: consumer.consume_type,
+            message_model: consumer.message_model,
+            consume_from_where: consumer.consume_from_where,
+            subscriptions,
+            fingerprint: self.fingerprint,
+        };
+        let Registered {
+            changed,
+            fingerprint_differed,
+        } = self
+            .broker
+            .clients
+            .register_consumer(heartbeat, self.member, self.now);
+        self.subscription_changed |= fingerprint_differed || (self.without_subscriptions && !known);
+        if changed {
+            notify(
+                self.broker,
+                &group.config.name,
+                Some((self.request.core, io)),
+            );
+        }
+    }
+
+    fn make_retry_topic(&mut self, group: &Group) {
+        let name = names::retry_topic(&group.config.name);
+        if let Some(topic) = self.broker.topics.get(&name) {
+            let pending = topic
+                .ticket()
+                .filter(|t| !self.broker.persist.is_durable(*t));
+            self.ticket = pending.or(self.ticket);
+            return;
+        }
+        if group.config.retry_queue_nums <= 0 {
+            return;
+        }
+        let config = TopicConfig::new(name, group.config.retry_queue_nums, PERM_READ | PERM_WRITE);
+        let (_, ticket) = self.broker.topics.create_if_absent(config);
+        self.ticket = ticket.or(self.ticket);
+    }
+}
+
+/// Tells every member of a group that its members or subscriptions changed. Connections of the
+/// calling core are written to at once, so that the notification precedes what is answered next.
+pub fn notify(broker: &Broker, group: &str, mut here: Option<(usize, &mut Outbox)>) {
+    let enabled = broker
+        .groups
+        .get(group)
+        .is_none_or(|group| group.config.notify_changes);
+    if !enabled || !broker.live.load().notify_consumer_ids_changed {
+        return;
+    }
+    let Some(registered) = broker.clients.consumer(group) else {
+        return;
+    };
+    let view = registered.view();
+    let broadcasting = view.message_model == MessageModel::Broadcasting;
+    for member in &view.members {
+        // Members of a broadcasting group share nothing; only the older generation is told.
+        if broadcasting && member.version >= V5_0_0 {
+            continue;
+        }
+        let Channel { core, conn } = member.channel;
+        if let Some((own, io)) = &mut here
+            && *own == core
+        {
+            if let Some(out) = io.buffer(conn) {
+                encode_notification(out, group);
+            }
+            continue;
+        }
+        let mut frame = Vec::new();
+        encode_notification(&mut frame, group);
+        let message = CoreMessage::Push {
+            conn,
+            frame: frame.into_boxed_slice(),
+        };
+        if broker.cores.post(core, message).is_err() {
+            tracing::debug!(
+                group,
+                "a member is not told of a change: its core's inbox is full"
+            );
+        }
+    }
+}
+
+fn encode_notification(out: &mut Vec<u8>, group: &str) {
+    let code = codes::NOTIFY_CONSUMER_IDS_CHANGED;
+    let mut encoder = Encoder::request(out, Codec::Json, code, next_opaque(), true);
+    encoder.field_str("consumerGroup", group);
+    encoder.finish();
+}
+
+/// A connection is gone: its registrations with it.
+pub fn closed(broker: &Broker, channel: Channel) {
+    for group in broker.clients.closed(channel, now_ms()) {
+        notify(broker, &group, None);
+    }
+}
+
+/// 35: a client leaves a group.
+pub fn unregister(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Answer {
+    let named = |name: &'static str| -> Result<Option<&str>, FieldError> {
+        Ok(request
+            .command
+            .ext
+            .str(name)?
+            .filter(|group| !group.is_empty()))
+    };
+    let left = || -> Result<(Option<&str>, Option<&str>), FieldError> {
+        Ok((named("producerGroup")?, named("consumerGroup")?))
+    };
+    let (producer, consumer) = match left() {
+        Ok(groups) => groups,
+        Err(error) => return error.into(),
+    };
+    if let Some(group) = producer {
+        broker.clients.unregister_producer(group, request.channel());
+    }
+    if let Some(group) = consumer
+        && broker
+            .clients
+            .unregister_consumer(group, request.channel(), now_ms())
+    {
+        notify(broker, group, Some((request.core, io)));
+    }
+    Reply::success().into()
+}
+
+/// 38: the client ids of a group.
+pub fn consumer_list(broker: &Broker, request: &Request<'_>) -> Answer {
+    let group = match request.command.ext.required_str("consumerGroup") {
+        Ok(group) => group,
+        Err(error) => return error.into(),
+    };
+    let ids: Vec<String> = broker
+        .clients
+        .consumer(group)
+        .map(|group| {
+            group
+                .view()
+                .members
+                .iter()
+                .map(|m| m.client_id.to_string())
+                .collect()
+        })
+        .unwrap_or_default();
+    if ids.is_empty() {
+        let remark = format!("no consumer for this group, {group}");
+        return Reply::error(SYSTEM_ERROR, remark).into();
+    }
+    match serde_json::to_vec(&ConsumerIdList {
+        consumer_id_list: ids,
+    }) {
+        Ok(json) => Reply::success().body(json).into(),
+        Err(error) => Reply::error(SYSTEM_ERROR, error.to_string()).into(),
+    }
+}
+
+/// 46: whether a subscription can be served.
+pub fn check_config(_broker: &Broker, request: &Request<'_>) -> Answer {
+    let asked: CheckClientConfig = match body(request) {
+        Ok(asked) => asked,
+        Err(reply) => return reply.into(),
+    };
+    let kind = &asked.subscription_data.expression_type;
+    if is_tag(kind) {
+        return Reply::success().into();
+    }
+    let remark = format!("The broker does not support consumer to filter message by {kind}");
+    Reply::error(SYSTEM_ERROR, remark).into()
+}

@@ -1,0 +1,559 @@
+//! Pulls: requests 11 and 361, and everything that waits for messages
+//! (docs/behaviour.md, Pulling).
+//!
+//! Bodies are gathered straight into the connection's out buffer. A pull that finds nothing is
+//! parked: first the core watches the queue, then it looks once more, so that no message slips in
+//! between. What is acknowledged but not yet in its queue is waited for, so that a record is
+//! visible once its SEND_OK is out.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use saturnmq_net::command::ReplyTo;
+use saturnmq_net::driver::{ConnectionId, Outbox};
+use saturnmq_net::encode::{Encoder, LateResponse};
+use saturnmq_storage::config::{PullLimits, memory_distance};
+use saturnmq_storage::dispatch::WakeQueue;
+use saturnmq_storage::queue_table::Queue;
+use saturnmq_storage::reader::{PullOutcome, PullStatus, Pulled, StoreReader};
+
+use crate::answer::{Channel, Reply, ReplySlot, SYSTEM_ERROR};
+use crate::broker::Broker;
+use crate::config::LiveConfig;
+use crate::core::{Core, write_reply};
+use crate::handler::pull_checks::missing_topic_remark;
+use crate::handler::{PULL_NOT_FOUND, PULL_OFFSET_MOVED, PULL_RETRY_IMMEDIATELY, TOPIC_NOT_EXIST};
+use crate::parked::{Parked, ParkedLimits};
+use crate::services::Work;
+use crate::subscription::{Subscription, TagFilter};
+use crate::topics::Topic;
+
+/// Longest wait for the dispatcher to catch up with acknowledged records.
+const DISPATCH_WAIT: Duration = Duration::from_secs(1);
+/// Parked requests looked at again per pass; the rest follow in the next one.
+const LOOKS_PER_PASS: usize = 8192;
+/// Most bytes of records in one response: it must fit a frame of 16 MiB.
+const MAX_BODY: usize = 15 << 20;
+/// Which messages a pull wants.
+#[derive(Clone)]
+pub enum Filter {
+    /// Those of a registered subscription.
+    Shared(Arc<Subscription>),
+    /// Those of the expression in the request.
+    Own(TagFilter),
+}
+
+impl Filter {
+    /// The filter the store uses.
+    pub fn get(&self) -> &TagFilter {
+        match self {
+            Self::Shared(subscription) => &subscription.filter,
+            Self::Own(filter) => filter,
+        }
+    }
+}
+
+/// The fields that 5.x pull responses have in addition.
+#[derive(Copy, Clone, Debug)]
+pub struct SysFlags {
+    /// Of the topic.
+    pub topic: i32,
+    /// Of the group.
+    pub group: i32,
+}
+
+/// A pull whose checks are done.
+#[derive(Clone)]
+pub struct Pull {
+    /// The request it answers.
+    pub to: ReplyTo,
+    /// The topic.
+    pub topic: Arc<Topic>,
+    /// The queue.
+    pub queue: Arc<Queue>,
+    /// Queue offset asked for.
+    pub offset: i64,
+    /// Queue offset up to which everything was looked at and did not match.
+    pub scanned: i64,
+    /// Most messages wanted.
+    pub max_count: i32,
+    /// Which messages.
+    pub filter: Filter,
+    /// Present for 5.x clients.
+    pub sys_flags: Option<SysFlags>,
+}
+
+/// What waits on a core.
+enum Waiting {
+    /// A pull, for a message or its deadline.
+    Message(Pull),
+    /// A pull, for the dispatcher to reach a log offset.
+    Dispatch(Pull),
+    /// A question for the end of a queue, for the dispatcher to reach a log offset.
+    QueueEnd(ReplyTo, Arc<Queue>),
+}
+
+/// What one core needs for pulls.
+pub struct Pulls {
+    reader: StoreReader,
+    parked: Parked<ConnectionId, Waiting>,
+    wakes: WakeQueue,
+    /// Requests that wait for the dispatcher: log offset and parked index, in order.
+    behind: VecDeque<(u64, u32, ConnectionId)>,
+    core: usize,
+    looked: Vec<u32>,
+}
+
+impl Pulls {
+    /// The pull side of core `core`.
+    pub fn new(reader: StoreReader, wakes: WakeQueue, core: usize, now: Instant) -> Self {
+        let parked = Parked::new(ParkedLimits::default(), now);
+        Self {
+            reader,
+            parked,
+            wakes,
+            behind: VecDeque::new(),
+            core,
+            looked: Vec::new(),
+        }
+    }
+
+    /// Forgets what a closed connection waits for.
+    pub fn closed(&mut self, conn: ConnectionId) {
+        self.parked.closed(conn);
+    }
+
+    /// When something must be answered at the latest.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.parked.next_deadline()
+    }
+
+    /// Whether a queue grew that something waits for, or the dispatcher got far enough.
+    pub fn has_work(&self, broker: &Broker) -> bool {
+        !self.wakes.is_empty() || self.is_dispatched(broker)
+    }
+
+    /// Number of parked requests.
+    pub fn parked(&self) -> usize {
+        self.parked.len()
+    }
+
+    fn is_dispatched(&self, broker: &Broker) -> bool {
+        let dispatched = broker.store.watermarks().dispatched();
+        self.behind
+            .front()
+            .is_some_and(|(target, _, _)| *target <= dispatched)
+    }
+
+    /// Parks `waiting` until the dispatcher reaches `target` or the wait is over. Given back when
+    /// too much is parked.
+    fn wait_dispatched(
+        &mut self,
+        conn: ConnectionId,
+        queue: &Queue,
+        target: u64,
+        waiting: Waiting,
+    ) -> Result<(), Waiting> {
+        let deadline = Instant::now() + DISPATCH_WAIT;
+        let index = self.parked.park(conn, queue.slot, deadline, waiting)?;
+        self.behind.push_back((target, index, conn));
+        if let Some((first, _, _)) = self.behind.front() {
+            self.wakes.wait_dispatched(*first);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a queue may have acknowledged records that are not readable yet; the log offset up to
+/// which the dispatcher must come then.
+fn behind(broker: &Broker, queue: &Queue) -> Option<u64> {
+    if queue.next_offset() <= queue.max_offset() {
+        return None;
+    }
+    let marks = broker.store.watermarks();
+    let acknowledged = marks.acknowledged();
+    (marks.dispatched() < acknowledged).then_some(acknowledged)
+}
+
+/// Reads for the first time; `suspend` is how long the client lets it wait for a message.
+pub fn start(
+    core: &mut Core,
+    conn: ConnectionId,
+    pull: Pull,
+    suspend: Option<Duration>,
+    io: &mut Outbox,
+) {
+    let mut pull = pull;
+    loop {
+        let pulled = match read(core, conn, &mut pull, io) {
+            Read::Answered => return,
+            Read::Nothing(pulled) => pulled,
+        };
+        let broker = Arc::clone(&core.broker);
+        let waits = code_of(pulled.status, pull.offset) == PULL_NOT_FOUND;
+        if let Some(wait) = suspend
+            && waits
+        {
+            pull.queue.watch(core.pulls.core);
+            if pull.queue.max_offset() > pull.scanned {
+                continue;
+            }
+            return park(core, conn, pull, pulled, wait, io);
+        }
+        if waits && let Some(target) = behind(&broker, &pull.queue) {
+            let queue = Arc::clone(&pull.queue);
+            let waiting = Waiting::Dispatch(pull);
+            match core.pulls.wait_dispatched(conn, &queue, target, waiting) {
+                Err(Waiting::Dispatch(refused)) => pull = refused,
+                _ => return,
+            }
+        }
+        return nothing(&pull, &pulled, conn, io);
+    }
+}
+
+fn park(
+    core: &mut Core,
+    conn: ConnectionId,
+    pull: Pull,
+    pulled: Pulled,
+    wait: Duration,
+    io: &mut Outbox,
+) {
+    let slot = pull.queue.slot;
+    let deadline = Instant::now() + wait;
+    if let Err(Waiting::Message(pull)) =
+        core.pulls
+            .parked
+            .park(conn, slot, deadline, Waiting::Message(pull))
+    {
+        tracing::debug!(?conn, "too many parked pulls: one is answered at once");
+        nothing(&pull, &pulled, conn, io);
+    }
+}
+
+/// What reading came to.
+enum Read {
+    /// A response is written, or is on its way from the services thread.
+    Answered,
+    /// No message; what the store says instead.
+    Nothing(Pulled),
+}
+
+/// Reads from where the pull has come to; writes the response if there are messages.
+fn read(core: &mut Core, conn: ConnectionId, pull: &mut Pull, io: &mut Outbox) -> Read {
+    let broker = Arc::clone(&core.broker);
+    let limits = pull_limits(&broker.live.load());
+    let Some(out) = io.buffer(conn) else {
+        return Read::Answered;
+    };
+    match found(out, pull, &mut core.pulls.reader, &limits) {
+        Ok(PullOutcome::Ready(pulled)) if pulled.status == PullStatus::Found => {
+            pull.topic
+                .traffic
+                .get(u64::from(pulled.count), pulled.bytes as u64);
+            Read::Answered
+        }
+        Ok(PullOutcome::Ready(pulled)) => {
+            if pulled.status == PullStatus::NoMatchedMessage {
+                pull.scanned = pulled.next_begin;
+            }
+            Read::Nothing(settle(pull, pulled))
+        }
+        Ok(PullOutcome::Cold) => {
+            let slot = ReplySlot {
+                channel: Channel {
+                    core: core.index,
+                    conn,
+                },
+                to: pull.to,
+            };
+            core.submit_cold(slot, Work::Pull(Box::new(pull.clone())), io);
+            Read::Answered
+        }
+        Err(error) => {
+            let reply = Reply::error(SYSTEM_ERROR, error.to_string());
+            write_reply(io, conn, pull.to, &reply);
+            Read::Answered
+        }
+    }
+}
+
+/// Distance from the log's end, in bytes, up to which a record counts as in memory.
+pub fn in_memory(live: &LiveConfig) -> u64 {
+    static ONE_PERCENT: OnceLock<u64> = OnceLock::new();
+    ONE_PERCENT
+        .get_or_init(|| memory_distance(1))
+        .saturating_mul(live.in_memory_percent)
+}
+
+/// The limits of a pull as they are configured now.
+pub fn pull_limits(live: &LiveConfig) -> PullLimits {
+    PullLimits {
+        max_filter_bytes: live.max_filter_bytes,
+        max_bytes_in_memory: live.transfer_bytes_in_memory,
+        max_count_in_memory: live.transfer_count_in_memory,
+        max_bytes_on_disk: live.transfer_bytes_on_disk,
+        max_count_on_disk: live.transfer_count_on_disk,
+        memory_distance: in_memory(live),
+        max_bytes: MAX_BODY,
+    }
+}
+
+/// What a pull that looked at entries before comes to when there is nothing more now.
+fn settle(pull: &Pull, pulled: Pulled) -> Pulled {
+    let went_on = pull.scanned > pull.offset;
+    if went_on && pulled.status == PullStatus::OffsetOverflowOne {
+        return Pulled {
+            status: PullStatus::NoMatchedMessage,
+            next_begin: pull.scanned,
+            ..pulled
+        };
+    }
+    pulled
+}
+
+/// Reads messages into a response frame in `out`; leaves `out` as it was when there are none.
+pub fn found(
+    out: &mut Vec<u8>,
+    pull: &Pull,
+    reader: &mut StoreReader,
+    limits: &PullLimits,
+) -> Result<PullOutcome, saturnmq_storage::error::ReadError> {
+    frame(out, pull, |body| {
+        let filter = pull.filter.get();
+        reader.pull(
+            &pull.queue,
+            pull.scanned,
+            pull.max_count,
+            filter,
+            limits,
+            body,
+        )
+    })
+}
+
+/// As [`found`], on the services thread, where old log pages may be read.
+pub fn found_cold(
+    out: &mut Vec<u8>,
+    pull: &Pull,
+    reader: &mut StoreReader,
+    limits: &PullLimits,
+) -> Result<PullOutcome, saturnmq_storage::error::ReadError> {
+    frame(out, pull, |body| {
+        let filter = pull.filter.get();
+        reader
+            .pull_cold(
+                &pull.queue,
+                pull.scanned,
+                pull.max_count,
+                filter,
+                limits,
+                body,
+            )
+            .map(PullOutcome::Ready)
+    })
+}
+
+/// Lets `gather` append the body, and finishes the frame when there are messages.
+fn frame<E>(
+    out: &mut Vec<u8>,
+    pull: &Pull,
+    gather: impl FnOnce(&mut Vec<u8>) -> Result<PullOutcome, E>,
+) -> Result<PullOutcome, E> {
+    let mut response = LateResponse::new(out, pull.to);
+    let outcome = gather(response.buffer())?;
+    if let PullOutcome::Ready(pulled) = &outcome
+        && pulled.status == PullStatus::Found
+    {
+        response.finish(0, Some(PullStatus::Found.as_str()), |header| {
+            write_header(header, pull, pulled);
+        });
+    }
+    Ok(outcome)
+}
+
+/// The fields that every client reads without looking whether they are there.
+fn write_header(encoder: &mut Encoder<'_>, pull: &Pull, pulled: &Pulled) {
+    encoder
+        .field_i64("suggestWhichBrokerId", 0)
+        .field_i64("nextBeginOffset", pulled.next_begin)
+        .field_i64("minOffset", pulled.min)
+        .field_i64("maxOffset", pulled.max);
+    if let Some(flags) = pull.sys_flags {
+        encoder
+            .field_i32("topicSysFlag", flags.topic)
+            .field_i32("groupSysFlag", flags.group);
+    }
+}
+
+/// The response code of a status.
+pub fn code_of(status: PullStatus, offset: i64) -> i32 {
+    match status {
+        PullStatus::Found => 0,
+        PullStatus::NoMatchedMessage | PullStatus::MessageWasRemoving => PULL_RETRY_IMMEDIATELY,
+        PullStatus::NoMatchedLogicQueue | PullStatus::NoMessageInQueue if offset != 0 => {
+            PULL_OFFSET_MOVED
+        }
+        PullStatus::NoMatchedLogicQueue
+        | PullStatus::NoMessageInQueue
+        | PullStatus::OffsetFoundNull
+        | PullStatus::OffsetOverflowOne => PULL_NOT_FOUND,
+        PullStatus::OffsetOverflowBadly | PullStatus::OffsetTooSmall => PULL_OFFSET_MOVED,
+    }
+}
+
+/// Answers that there is no message now.
+fn nothing(pull: &Pull, pulled: &Pulled, conn: ConnectionId, io: &mut Outbox) {
+    if let Some(out) = io.buffer(conn) {
+        encode_nothing(out, pull, pulled);
+    }
+}
+
+/// Appends the response for a pull without messages.
+pub fn encode_nothing(out: &mut Vec<u8>, pull: &Pull, pulled: &Pulled) {
+    if pull.to.oneway {
+        return;
+    }
+    let code = code_of(pulled.status, pull.offset);
+    encode_status(out, pull, code, pulled.status.as_str(), pulled);
+}
+
+/// Answers with a status that is not the store's.
+pub fn encode_status(out: &mut Vec<u8>, pull: &Pull, code: i32, status: &str, pulled: &Pulled) {
+    let mut encoder = Encoder::response(out, pull.to, code, Some(status));
+    write_header(&mut encoder, pull, pulled);
+    encoder.finish();
+}
+
+/// Answers the end of a queue, once everything acknowledged is in it.
+pub fn queue_end(
+    core: &mut Core,
+    conn: ConnectionId,
+    to: ReplyTo,
+    queue: Arc<Queue>,
+    io: &mut Outbox,
+) {
+    match behind(&core.broker, &queue) {
+        Some(target) => {
+            let waiting = Waiting::QueueEnd(to, Arc::clone(&queue));
+            if core
+                .pulls
+                .wait_dispatched(conn, &queue, target, waiting)
+                .is_err()
+            {
+                write_reply(io, conn, to, &Reply::overload());
+            }
+        }
+        None => answer_end(conn, to, &queue, io),
+    }
+}
+
+fn answer_end(conn: ConnectionId, to: ReplyTo, queue: &Queue, io: &mut Outbox) {
+    let reply = Reply::success().field("offset", queue.max_offset());
+    write_reply(io, conn, to, &reply);
+}
+
+/// Looks again at what waits for queues that grew, for the dispatcher, and for deadlines.
+pub fn wake(core: &mut Core, now: Instant, io: &mut Outbox) {
+    let mut looked = std::mem::take(&mut core.pulls.looked);
+    looked.clear();
+    if core.pulls.wakes.take_overflow() {
+        core.pulls.parked.all(&mut looked);
+    }
+    while looked.len() < LOOKS_PER_PASS
+        && let Some(slot) = core.pulls.wakes.pop()
+    {
+        core.pulls.parked.waiting_for(slot, &mut looked);
+    }
+    for index in looked.drain(..) {
+        look(core, index, io);
+    }
+    caught_up(core, io);
+    core.pulls.parked.expired(now, &mut looked);
+    for index in looked.drain(..) {
+        expire(core, index, io);
+    }
+    core.pulls.looked = looked;
+}
+
+/// A queue grew: a waiting pull is answered if a message matches, else it goes on waiting.
+fn look(core: &mut Core, index: u32, io: &mut Outbox) {
+    let Some((conn, waiting)) = core.pulls.parked.get(index) else {
+        return;
+    };
+    let mut pull = match waiting {
+        Waiting::Message(pull) => pull.clone(),
+        // The dispatcher's mark decides about these.
+        Waiting::Dispatch(..) | Waiting::QueueEnd(..) => return,
+    };
+    if core.broker.topics.get(&pull.topic.config.name).is_none() {
+        core.pulls.parked.take(index);
+        return gone(&pull, conn, io);
+    }
+    loop {
+        match read(core, conn, &mut pull, io) {
+            Read::Answered => {
+                core.pulls.parked.take(index);
+                return;
+            }
+            Read::Nothing(pulled) => {
+                let code = code_of(pulled.status, pull.offset);
+                if !matches!(code, PULL_NOT_FOUND | PULL_RETRY_IMMEDIATELY) {
+                    core.pulls.parked.take(index);
+                    return nothing(&pull, &pulled, conn, io);
+                }
+                pull.queue.watch(core.pulls.core);
+                if pull.queue.max_offset() <= pull.scanned {
+                    break;
+                }
+            }
+        }
+    }
+    if let Some(Waiting::Message(waiting)) = core.pulls.parked.get_mut(index) {
+        waiting.scanned = pull.scanned;
+    }
+}
+
+fn gone(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {
+    let remark = missing_topic_remark(&pull.topic.config.name, pull.to.version);
+    write_reply(io, conn, pull.to, &Reply::error(TOPIC_NOT_EXIST, remark));
+}
+
+/// Answers what waited for the dispatcher.
+fn caught_up(core: &mut Core, io: &mut Outbox) {
+    while core.pulls.is_dispatched(&core.broker) {
+        let Some((_, index, conn)) = core.pulls.behind.pop_front() else {
+            return;
+        };
+        // The index may belong to something else by now: then another connection or no such wait.
+        let waits = matches!(
+            core.pulls.parked.get(index),
+            Some((owner, Waiting::Dispatch(..) | Waiting::QueueEnd(..))) if owner == conn
+        );
+        if waits {
+            expire(core, index, io);
+        }
+    }
+    if let Some((target, _, _)) = core.pulls.behind.front() {
+        core.pulls.wakes.wait_dispatched(*target);
+    }
+}
+
+/// A wait is over: whatever there is now is the answer.
+fn expire(core: &mut Core, index: u32, io: &mut Outbox) {
+    let Some((conn, waiting)) = core.pulls.parked.take_owned(index) else {
+        return;
+    };
+    let mut pull = match waiting {
+        Waiting::Message(pull) | Waiting::Dispatch(pull) => pull,
+        Waiting::QueueEnd(to, queue) => return answer_end(conn, to, &queue, io),
+    };
+    if core.broker.topics.get(&pull.topic.config.name).is_none() {
+        return gone(&pull, conn, io);
+    }
+    if let Read::Nothing(pulled) = read(core, conn, &mut pull, io) {
+        nothing(&pull, &pulled, conn, io);
+    }
+}

@@ -1,0 +1,575 @@
+//! Sends: requests 10, 310 and 320 (docs/behaviour.md, Sending).
+//!
+//! A send is decoded in place, its properties are rebuilt in one reused buffer, and the record is
+//! encoded straight into the append queue. The response is written when the writer has
+//! acknowledged the record. Nothing is allocated, formatted or locked per message.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use saturnmq_net::command::ReplyTo;
+use saturnmq_net::driver::{ConnectionId, Outbox};
+use saturnmq_net::encode::Encoder;
+use saturnmq_net::messages::send::SendRequest;
+use saturnmq_storage::append_queue::{AppendFailure, AppendPort, Appended, PushError};
+use saturnmq_storage::format::message::{MessageParts, PROPERTIES_MAX, sys_flag};
+use saturnmq_storage::format::message_id::MessageId;
+
+use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
+use crate::broker::Broker;
+use crate::config::LiveConfig;
+use crate::core::Core;
+use crate::handler::properties::{self, PropertyScan};
+use crate::handler::send_checks::{self, Redirect};
+use crate::handler::{MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE, TOPIC_NOT_EXIST};
+use crate::names;
+use crate::topics::{Topic, TopicFilterType};
+
+/// Longest unique key that a response repeats without an allocation.
+const KEY_INLINE: usize = 64;
+
+/// A unique key kept until the response is written.
+#[derive(Clone, Debug)]
+enum KeptKey {
+    None,
+    Inline([u8; KEY_INLINE], u8),
+    Long(Box<str>),
+}
+
+impl KeptKey {
+    fn keep(key: Option<&str>) -> Self {
+        let Some(key) = key else { return Self::None };
+        let mut inline = [0; KEY_INLINE];
+        match inline.get_mut(..key.len()) {
+            Some(place) => {
+                place.copy_from_slice(key.as_bytes());
+                Self::Inline(inline, key.len() as u8)
+            }
+            None => Self::Long(Box::from(key)),
+        }
+    }
+
+    fn as_str(&self) -> Option<&str> {
+        match self {
+            Self::None => None,
+            Self::Inline(bytes, length) => {
+                std::str::from_utf8(bytes.get(..usize::from(*length))?).ok()
+            }
+            Self::Long(key) => Some(key),
+        }
+    }
+}
+
+/// A send whose record is on its way to the log.
+struct InFlight {
+    token: u64,
+    conn: ConnectionId,
+    to: ReplyTo,
+    /// The queue that the client gets to see.
+    queue_id: i32,
+    /// Records of a batch; 0 for a single message.
+    batch: usize,
+    key: KeptKey,
+    topic: Arc<Topic>,
+    bytes: usize,
+}
+
+/// What one core needs for sends.
+pub struct Sends {
+    port: AppendPort,
+    in_flight: VecDeque<InFlight>,
+    next_token: u64,
+    /// Record sizes of the batches in flight, in order.
+    batch_sizes: VecDeque<u32>,
+    sizes: Vec<u32>,
+    scan: PropertyScan,
+    properties: Vec<u8>,
+    id_list: String,
+    random: u64,
+    store_host: SocketAddr,
+    cluster: String,
+    max_message_size: usize,
+    delay_levels: i32,
+}
+
+impl Sends {
+    /// The send side of core `index`.
+    pub fn new(broker: &Broker, port: AppendPort, index: usize) -> Self {
+        let config = &broker.config;
+        Self {
+            port,
+            in_flight: VecDeque::new(),
+            next_token: 0,
+            batch_sizes: VecDeque::new(),
+            sizes: Vec::new(),
+            scan: PropertyScan::default(),
+            properties: Vec::new(),
+            id_list: String::new(),
+            random: (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            store_host: broker.store_host,
+            cluster: config.cluster.clone(),
+            max_message_size: broker.live.load().max_message_size,
+            delay_levels: i32::try_from(config.delay_levels_ms.len()).unwrap_or(i32::MAX),
+        }
+    }
+
+    /// Whether the writer has answered something.
+    pub fn has_results(&self) -> bool {
+        self.port.has_results()
+    }
+
+    /// Wakes the writer for what was pushed.
+    pub fn submit(&mut self) {
+        self.port.submit();
+    }
+
+    /// Whether nothing is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// A number below `bound`, from a xorshift generator.
+    fn random_below(&mut self, bound: i32) -> i32 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        ((self.random >> 33) % bound.max(1) as u64) as i32
+    }
+}
+
+/// A send after its checks: what is stored, and where.
+struct Checked<'a> {
+    send: SendRequest<'a>,
+    topic: Arc<Topic>,
+    queue_id: i32,
+}
+
+/// Handles a send.
+pub fn send(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
+    let send = match SendRequest::decode(request.command.code, &request.command.ext) {
+        Ok(send) => send,
+        Err(error) => return error.into(),
+    };
+    let broker = Arc::clone(&core.broker);
+    core.sends.max_message_size = broker.live.load().max_message_size;
+    let topic = match broker.topics.get(send.topic) {
+        Some(topic) => topic,
+        None => match send_checks::missing_topic(&broker, request, &send) {
+            Ok(topic) => topic,
+            Err(answer) => return answer,
+        },
+    };
+    if let Some(refusal) = send_checks::refuse(&broker, request, &send, &topic) {
+        return refusal;
+    }
+    if let Some(ticket) = topic.ticket()
+        && !broker.persist.is_durable(ticket)
+    {
+        return Answer::Rerun(ticket);
+    }
+    let queue_id = match send.queue_id {
+        id if id < 0 => core.sends.random_below(topic.config.write_queues),
+        id => id,
+    };
+    let checked = Checked {
+        send,
+        topic,
+        queue_id,
+    };
+    if checked.send.batch {
+        batch(core, &broker, request, checked, io)
+    } else {
+        single(core, &broker, request, checked, io)
+    }
+}
+
+fn single(
+    core: &mut Core,
+    broker: &Broker,
+    request: &Request<'_>,
+    checked: Checked<'_>,
+    io: &mut Outbox,
+) -> Answer {
+    let Checked {
+        send,
+        mut topic,
+        queue_id,
+    } = checked;
+    let mut stored_queue_id = queue_id;
+    let sends = &mut core.sends;
+    sends.scan.read(send.properties);
+    let mut delay = match sends.scan.get(send.properties, properties::DELAY) {
+        None => 0,
+        Some(text) => match text.parse::<i32>() {
+            Ok(level) => level,
+            Err(_) => {
+                let remark = format!("the property DELAY holds \"{text}\", which is not a number");
+                return Reply::error(SYSTEM_ERROR, remark).into();
+            }
+        },
+    };
+    if let Some(remark) = unsupported(&sends.scan, &send, delay) {
+        return send_checks::refused(broker, MESSAGE_ILLEGAL, remark);
+    }
+    let mut dead = false;
+    if let Some(group) = send.topic.strip_prefix(names::RETRY_PREFIX) {
+        match send_checks::retry_target(broker, request, &send, group) {
+            Redirect::None => {}
+            Redirect::DeadLetter(dlq) => {
+                (topic, stored_queue_id, delay, dead) = (dlq, 0, 0, true);
+            }
+            Redirect::Refused(answer) => return answer,
+        }
+    }
+    if request.command.body.len() > sends.max_message_size {
+        return illegal(broker, sends.max_message_size);
+    }
+    let key = sends.scan.get(send.properties, properties::UNIQ_KEY);
+    let key = KeptKey::keep(key.filter(|_| request.is_v5()));
+    let level = delay.min(sends.delay_levels);
+    sends.store_properties(&send, level, delay, queue_id, dead && request.is_v5());
+    if sends.properties.len() > PROPERTIES_MAX {
+        return illegal(broker, sends.max_message_size);
+    }
+    let (stored_topic, queue) = if level > 0 {
+        stored_queue_id = level - 1;
+        (names::SCHEDULE_TOPIC, broker.schedule_queue(level))
+    } else {
+        (
+            topic.config.name.as_str(),
+            broker.queue(&topic, stored_queue_id),
+        )
+    };
+    let Some(queue) = queue else {
+        return send_checks::refused(broker, SYSTEM_ERROR, "the queue cannot be opened");
+    };
+    let properties: &[u8] = &sends.properties;
+    let parts = MessageParts {
+        topic: stored_topic,
+        queue_id: stored_queue_id,
+        flag: send.flag,
+        sys_flag: sys_flags(&send, &topic),
+        born_timestamp: send.born_timestamp,
+        born_host: request.peer,
+        store_host: sends.store_host,
+        reconsume_times: send.reconsume_times,
+        prepared_transaction_offset: 0,
+        body: request.command.body,
+        properties: &[properties],
+    };
+    let pushed = sends.port.push(sends.next_token, &queue, &parts);
+    taken(
+        sends,
+        broker,
+        request,
+        pushed,
+        Taken {
+            topic,
+            queue_id,
+            batch: 0,
+            key,
+        },
+        io,
+    )
+}
+
+fn batch(
+    core: &mut Core,
+    broker: &Broker,
+    request: &Request<'_>,
+    checked: Checked<'_>,
+    io: &mut Outbox,
+) -> Answer {
+    let Checked {
+        send,
+        topic,
+        queue_id,
+    } = checked;
+    let sends = &mut core.sends;
+    if send.topic.len() > names::TOPIC_MAX_LENGTH {
+        let remark = format!("message topic length too long {}", send.topic.len());
+        return send_checks::refused(broker, MESSAGE_ILLEGAL, remark);
+    }
+    if request.is_v5() && send.topic.starts_with(names::RETRY_PREFIX) {
+        let remark = format!("batch request does not support retry group {}", send.topic);
+        return send_checks::refused(broker, MESSAGE_ILLEGAL, remark);
+    }
+    sends.scan.read(send.properties);
+    let delay = sends.scan.get(send.properties, properties::DELAY);
+    let delayed = delay.is_some_and(|level| level.parse::<i32>().is_ok_and(|level| level > 0));
+    let transaction = send.sys_flag & sys_flag::TRANSACTION != 0;
+    if delayed || transaction || request.command.body.len() > sends.max_message_size {
+        return illegal(broker, sends.max_message_size);
+    }
+    if let Some(remark) = unsupported(&sends.scan, &send, 0) {
+        return send_checks::refused(broker, MESSAGE_ILLEGAL, remark);
+    }
+    let key = sends.scan.get(send.properties, properties::UNIQ_KEY);
+    let key = KeptKey::keep(key.filter(|_| request.is_v5()));
+    sends.properties.clear();
+    sends.scan.remove(send.properties, properties::CLUSTER);
+    sends.scan.write(send.properties, &mut sends.properties);
+    properties::append(&mut sends.properties, properties::CLUSTER, &sends.cluster);
+    let Some(queue) = broker.queue(&topic, queue_id) else {
+        return send_checks::refused(broker, SYSTEM_ERROR, "the queue cannot be opened");
+    };
+    let properties: &[u8] = &sends.properties;
+    let parts = MessageParts {
+        topic: &topic.config.name,
+        queue_id,
+        flag: send.flag,
+        sys_flag: sys_flags(&send, &topic),
+        born_timestamp: send.born_timestamp,
+        born_host: request.peer,
+        store_host: sends.store_host,
+        reconsume_times: send.reconsume_times,
+        prepared_transaction_offset: 0,
+        body: request.command.body,
+        properties: &[properties],
+    };
+    sends.sizes.clear();
+    let pushed = sends
+        .port
+        .push_batch(sends.next_token, &queue, &parts, &mut sends.sizes);
+    let batch = sends.sizes.len();
+    if pushed.is_ok() {
+        sends.batch_sizes.extend(&sends.sizes);
+    }
+    let topic = Arc::clone(&topic);
+    taken(
+        sends,
+        broker,
+        request,
+        pushed,
+        Taken {
+            topic,
+            queue_id,
+            batch,
+            key,
+        },
+        io,
+    )
+}
+
+impl Sends {
+    /// Builds the property string of a single message as Apache 4.9 stores it.
+    fn store_properties(
+        &mut self,
+        send: &SendRequest<'_>,
+        level: i32,
+        wanted_level: i32,
+        queue_id: i32,
+        undelayed: bool,
+    ) {
+        let (text, scan, out) = (send.properties, &mut self.scan, &mut self.properties);
+        out.clear();
+        scan.remove(text, properties::CLUSTER);
+        if level > 0 {
+            scan.remove(text, properties::REAL_TOPIC);
+            scan.remove(text, properties::REAL_QID);
+            if level != wanted_level {
+                scan.remove(text, properties::DELAY);
+            }
+        } else {
+            scan.remove(text, properties::WAIT);
+        }
+        if undelayed {
+            scan.remove(text, properties::DELAY);
+        }
+        scan.write(text, out);
+        properties::append(out, properties::CLUSTER, &self.cluster);
+        if undelayed {
+            properties::append(out, properties::DELAY, "-1");
+        }
+        if level > 0 {
+            if level != wanted_level {
+                properties::append_number(out, properties::DELAY, level);
+            }
+            properties::append(out, properties::REAL_TOPIC, send.topic);
+            properties::append_number(out, properties::REAL_QID, queue_id);
+        }
+    }
+}
+
+/// What a message asks for that this broker does not do: refused rather than stored as if it did.
+fn unsupported(scan: &PropertyScan, send: &SendRequest<'_>, delay: i32) -> Option<&'static str> {
+    let text = send.properties;
+    let half = scan
+        .get(text, properties::TRAN_MSG)
+        .is_some_and(|v| v.eq_ignore_ascii_case("true"));
+    if half && !(send.reconsume_times > 0 && delay > 0) {
+        return Some("transaction messages (property TRAN_MSG) are not supported");
+    }
+    if delay <= 0 {
+        for name in properties::TIMERS {
+            if scan.get(text, name).is_some() {
+                return Some(
+                    "timer messages (properties TIMER_DELAY_SEC, TIMER_DELAY_MS and \
+                     TIMER_DELIVER_MS) are not supported; use a delay level",
+                );
+            }
+        }
+    }
+    None
+}
+
+fn sys_flags(send: &SendRequest<'_>, topic: &Topic) -> i32 {
+    match topic.config.filter_type {
+        TopicFilterType::MultiTag => send.sys_flag | sys_flag::MULTI_TAGS,
+        TopicFilterType::SingleTag => send.sys_flag,
+    }
+}
+
+struct Taken {
+    topic: Arc<Topic>,
+    queue_id: i32,
+    batch: usize,
+    key: KeptKey,
+}
+
+/// Books a pushed record as in flight, or answers why it was not taken.
+fn taken(
+    sends: &mut Sends,
+    broker: &Broker,
+    request: &Request<'_>,
+    pushed: Result<(), PushError>,
+    taken: Taken,
+    io: &mut Outbox,
+) -> Answer {
+    match pushed {
+        Ok(()) => {
+            let Taken {
+                topic,
+                queue_id,
+                batch,
+                key,
+            } = taken;
+            sends.in_flight.push_back(InFlight {
+                token: sends.next_token,
+                conn: request.conn,
+                to: request.command.reply_to(),
+                queue_id,
+                batch,
+                key,
+                topic,
+                bytes: request.command.body.len(),
+            });
+            sends.next_token += 1;
+            io.request_started(request.conn);
+            Answer::Nothing
+        }
+        Err(PushError::Full) => Answer::Stall,
+        Err(PushError::Closed) => send_checks::refused(
+            broker,
+            SERVICE_NOT_AVAILABLE,
+            send_checks::unavailable(&AppendFailure::ShuttingDown),
+        ),
+        Err(error) => {
+            tracing::debug!(%error, "a message cannot be stored");
+            illegal(broker, sends.max_message_size)
+        }
+    }
+}
+
+fn illegal(broker: &Broker, limit: usize) -> Answer {
+    let remark = format!(
+        "the message is illegal, maybe msg body or properties length not matched. msg body length \
+         limit {limit}B, msg properties length limit 32KB."
+    );
+    send_checks::refused(broker, MESSAGE_ILLEGAL, remark)
+}
+
+/// Answers the sends whose records the writer has acknowledged or refused.
+pub fn results(core: &mut Core, io: &mut Outbox) {
+    let live = core.broker.live.load();
+    let sends = &mut core.sends;
+    while let Some(result) = sends.port.pop() {
+        // Results come in the order of the pushes, and each push was booked.
+        let Some(sent) = sends.in_flight.pop_front() else {
+            return;
+        };
+        assert_eq!(
+            sent.token, result.token,
+            "results of the writer come in the order of pushes"
+        );
+        io.request_finished(sent.conn);
+        match result.outcome {
+            Ok(appended) => {
+                let records = sent.batch.max(1) as u64;
+                sent.topic
+                    .traffic
+                    .put(records, appended.end - appended.physical_offset);
+                acknowledge(sends, &sent, &appended, &live, io);
+            }
+            Err(failure) => {
+                let consumed = sent.batch.min(sends.batch_sizes.len());
+                sends.batch_sizes.drain(..consumed);
+                refuse(&core.broker, &sent, &failure, io);
+            }
+        }
+    }
+}
+
+/// Writes SEND_OK.
+fn acknowledge(
+    sends: &mut Sends,
+    sent: &InFlight,
+    appended: &Appended,
+    live: &LiveConfig,
+    io: &mut Outbox,
+) {
+    let consumed = sent.batch.min(sends.batch_sizes.len());
+    let sizes = sends.batch_sizes.drain(..consumed);
+    let out = match io.buffer(sent.conn) {
+        Some(out) if !sent.to.oneway => out,
+        _ => return,
+    };
+    let mut offset = appended.physical_offset;
+    let id = MessageId::new(sends.store_host, offset);
+    let id = if sent.batch == 0 {
+        id.as_str()
+    } else {
+        sends.id_list.clear();
+        for size in sizes {
+            if !sends.id_list.is_empty() {
+                sends.id_list.push(',');
+            }
+            sends
+                .id_list
+                .push_str(MessageId::new(sends.store_host, offset).as_str());
+            offset += u64::from(size);
+        }
+        sends.id_list.as_str()
+    };
+    let mut encoder = Encoder::response(out, sent.to, 0, None);
+    encoder
+        .field_i32("queueId", sent.queue_id)
+        .field_bool("TRACE_ON", live.trace_on)
+        .field_str("MSG_REGION", &live.region_id)
+        .field_str("msgId", id)
+        .field_i64("queueOffset", appended.queue_offset);
+    if let Some(key) = sent.key.as_str() {
+        encoder.field_str("transactionId", key);
+    }
+    encoder.finish();
+}
+
+fn refuse(broker: &Broker, sent: &InFlight, failure: &AppendFailure, io: &mut Outbox) {
+    let reply = match failure {
+        AppendFailure::QueueGone => send_checks::reply(
+            broker,
+            TOPIC_NOT_EXIST,
+            format!(
+                "topic[{}] not exist, apply first please!",
+                sent.topic.config.name
+            ),
+        ),
+        failure => send_checks::reply(
+            broker,
+            SERVICE_NOT_AVAILABLE,
+            send_checks::unavailable(failure),
+        ),
+    };
+    crate::core::write_reply(io, sent.conn, sent.to, &reply);
+}

@@ -1,0 +1,214 @@
+//! The checks of a send that are not its hot path, in Apache's order, and the answers they give
+//! (docs/behaviour.md, Sending). Every answer carries the two ext fields that clients read without
+//! looking whether they are there.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use saturnmq_net::messages::send::SendRequest;
+use saturnmq_storage::append_queue::AppendFailure;
+
+use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
+use crate::broker::Broker;
+use crate::core::now_ms;
+use crate::groups::{FoundGroup, Group};
+use crate::handler::{
+    INVALID_PARAMETER, NO_PERMISSION, SUBSCRIPTION_GROUP_NOT_EXIST, TOPIC_NOT_EXIST, V3_4_9, faq,
+};
+use crate::names;
+use crate::topics::{AutoCreate, PERM_READ, PERM_WRITE, Topic, TopicConfig};
+
+/// A reply with the ext fields of every send response.
+pub fn reply(broker: &Broker, code: i32, remark: impl Into<Cow<'static, str>>) -> Reply {
+    let live = broker.live.load();
+    Reply::error(code, remark)
+        .field("TRACE_ON", live.trace_on)
+        .field("MSG_REGION", &live.region_id)
+}
+
+/// The same as an answer.
+pub fn refused(broker: &Broker, code: i32, remark: impl Into<Cow<'static, str>>) -> Answer {
+    reply(broker, code, remark).into()
+}
+
+/// Remark of code 14: Apache's text, and what really happened.
+pub fn unavailable(failure: &AppendFailure) -> String {
+    format!(
+        "service not available now. It may be caused by one of the following reasons: the broker's \
+         disk is full, messages are put to the slave, message store has been shut down, etc. \
+         ({failure})"
+    )
+}
+
+/// The refusals that need the topic; `None` when the send may go on.
+pub fn refuse(
+    broker: &Broker,
+    request: &Request<'_>,
+    send: &SendRequest<'_>,
+    topic: &Topic,
+) -> Option<Answer> {
+    let live = broker.live.load();
+    if live.accept_sends_from_ms > 0 && now_ms() < live.accept_sends_from_ms {
+        let remark = format!(
+            "broker unable to service, until {}",
+            live.accept_sends_from_ms
+        );
+        return Some(refused(broker, SYSTEM_ERROR, remark));
+    }
+    if live.broker_permission & PERM_WRITE == 0 && topic.config.order {
+        let remark = format!(
+            "the broker[{}] sending message is forbidden",
+            broker.store_host.ip()
+        );
+        return Some(refused(broker, NO_PERMISSION, remark));
+    }
+    if names::is_closed_to_clients(send.topic) {
+        let remark = format!("Sending message to topic[{}] is forbidden.", send.topic);
+        return Some(refused(broker, NO_PERMISSION, remark));
+    }
+    let queues = topic.config.write_queues.max(topic.config.read_queues);
+    let no_queue = send.queue_id < 0 && topic.config.write_queues <= 0;
+    if send.queue_id >= queues || no_queue {
+        let remark = format!(
+            "request queueId[{}] is illegal, {} Producer: {}",
+            send.queue_id,
+            describe(&topic.config, request),
+            request.peer
+        );
+        return Some(refused(broker, wrong_parameter(request), remark));
+    }
+    None
+}
+
+/// Code for a wrong name or queue: 4.9 has none of its own.
+fn wrong_parameter(request: &Request<'_>) -> i32 {
+    if request.is_v5() {
+        INVALID_PARAMETER
+    } else {
+        SYSTEM_ERROR
+    }
+}
+
+/// Looks for a topic that is not there: refused by name, made from the template, or missing.
+pub fn missing_topic(
+    broker: &Broker,
+    request: &Request<'_>,
+    send: &SendRequest<'_>,
+) -> Result<Arc<Topic>, Answer> {
+    if let Err(error) = names::check_topic(send.topic) {
+        return Err(refused(broker, wrong_parameter(request), error.to_string()));
+    }
+    if names::is_closed_to_clients(send.topic) {
+        let remark = format!("Sending message to topic[{}] is forbidden.", send.topic);
+        return Err(refused(broker, NO_PERMISSION, remark));
+    }
+    let live = broker.live.load();
+    let made = broker.topics.auto_create(
+        send.topic,
+        send.default_topic,
+        send.default_topic_queue_nums,
+        i32::from(send.unit_mode),
+        live.auto_create_topic,
+    );
+    match made {
+        AutoCreate::Existing(topic) => Ok(topic),
+        AutoCreate::Created(_, ticket) => Err(Answer::Rerun(ticket)),
+        AutoCreate::Refused(_) if send.topic.starts_with(names::RETRY_PREFIX) => {
+            own_topic(broker, send.topic, 1)
+        }
+        AutoCreate::Refused(reason) => {
+            tracing::debug!(topic = send.topic, reason, "a topic is not created");
+            let remark = format!(
+                "topic[{}] not exist, apply first please!{}",
+                send.topic,
+                faq(request)
+            );
+            Err(refused(broker, TOPIC_NOT_EXIST, remark))
+        }
+    }
+}
+
+/// A retry or dead letter topic, made when it is missing.
+pub fn own_topic(broker: &Broker, name: &str, queues: i32) -> Result<Arc<Topic>, Answer> {
+    if let Some(topic) = broker.topics.get(name) {
+        return Ok(topic);
+    }
+    let config = TopicConfig::new(name, queues, PERM_READ | PERM_WRITE);
+    match broker.topics.create_if_absent(config) {
+        (topic, None) => Ok(topic),
+        (_, Some(ticket)) => Err(Answer::Rerun(ticket)),
+    }
+}
+
+/// Where a send to a retry topic really goes.
+pub enum Redirect {
+    /// To the retry topic.
+    None,
+    /// To the dead letter topic.
+    DeadLetter(Arc<Topic>),
+    /// Nowhere, or not yet.
+    Refused(Answer),
+}
+
+/// Decides between retry and dead letter topic for a send to `%RETRY%<group>`.
+pub fn retry_target(
+    broker: &Broker,
+    request: &Request<'_>,
+    send: &SendRequest<'_>,
+    group: &str,
+) -> Redirect {
+    let group = match find_group(broker, request, group) {
+        Ok(group) => group,
+        Err(answer) => return Redirect::Refused(answer),
+    };
+    let honoured = send
+        .max_reconsume_times
+        .filter(|_| request.command.version >= V3_4_9);
+    let limit = honoured.unwrap_or(group.config.retry_max_times);
+    // The lock rule is how ordered consumers of the 5.x generation dead-letter a message.
+    let locked = request.is_v5() && broker.locks.holds_any(&group.config.name, now_ms());
+    if send.reconsume_times <= limit && !locked {
+        return Redirect::None;
+    }
+    match own_topic(broker, &names::dlq_topic(&group.config.name), 1) {
+        Ok(topic) => Redirect::DeadLetter(topic),
+        Err(answer) => Redirect::Refused(answer),
+    }
+}
+
+fn find_group(broker: &Broker, request: &Request<'_>, name: &str) -> Result<Arc<Group>, Answer> {
+    match broker.groups.find_or_create(name, &broker.live.load()) {
+        FoundGroup::Found(group) => Ok(group),
+        FoundGroup::Created(_, ticket) => Err(Answer::Rerun(ticket)),
+        FoundGroup::Missing | FoundGroup::Illegal(_) => {
+            let remark = format!(
+                "subscription group not exist, {name} {}",
+                faq(request).trim_start()
+            );
+            Err(refused(broker, SUBSCRIPTION_GROUP_NOT_EXIST, remark))
+        }
+    }
+}
+
+/// A topic's configuration as Apache prints it.
+fn describe(config: &TopicConfig, request: &Request<'_>) -> String {
+    let bit = |bit: i32, letter: char| if config.perm & bit != 0 { letter } else { '-' };
+    let attributes = if request.is_v5() {
+        ", attributes={}"
+    } else {
+        ""
+    };
+    format!(
+        "TopicConfig [topicName={}, readQueueNums={}, writeQueueNums={}, perm={}{}{}, \
+         topicFilterType={}, topicSysFlag={}, order={}{attributes}]",
+        config.name,
+        config.read_queues,
+        config.write_queues,
+        bit(PERM_READ, 'R'),
+        bit(PERM_WRITE, 'W'),
+        bit(1, 'X'),
+        config.filter_type.as_str(),
+        config.sys_flag,
+        config.order,
+    )
+}
