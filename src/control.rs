@@ -3,8 +3,10 @@
 //! It runs a tokio-uring runtime where io_uring works, and a plain tokio runtime of one thread
 //! where it does not; both run the same tasks. No request passes through it.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,6 +30,8 @@ use crate::wiring::RunningCore;
 const NAME_SERVER_SCAN: Duration = Duration::from_secs(5);
 /// How often failed state files are tried again.
 const PERSIST_RETRY: Duration = Duration::from_secs(5);
+/// How often threads are looked at that must not end.
+const THREAD_WATCH: Duration = Duration::from_secs(1);
 /// How long a stop waits for a thread beyond the thread's own limit.
 const THREAD_GRACE: Duration = Duration::from_secs(15);
 /// Pause between two looks at a thread that is to end.
@@ -197,19 +201,30 @@ async fn serve(parts: Parts) -> Result<(), ServeError> {
     registrar.spawn();
     let accepting = start_accepting(sockets, &cores)?;
     start_schedules(&broker);
-    let notifier = Notifier::from_environment();
+    let notifier = Notifier::from_environment().map(Rc::new);
     if let Some(notifier) = &notifier {
         notifier.ready(&format!("serving {}", broker.address()));
     }
-    let alive = notifier.as_ref().and_then(Notifier::alive_interval);
-    let name = stop_signal(&mut signals, notifier.as_ref(), alive).await;
-    tracing::info!("{name}: stopping; a second signal ends at once");
+    keep_alive(notifier.clone());
+    let died = tokio::select! {
+        name = signals.next() => {
+            tracing::info!("{name}: stopping; a second signal ends at once");
+            None
+        }
+        name = dead_thread(&cores, &services) => {
+            tracing::error!("{name} ended by itself: stopping");
+            Some(name)
+        }
+    };
     if let Some(notifier) = &notifier {
         notifier.stopping();
     }
     let stop = stop(&broker, cores, services, accepting, &registrar, persisting);
     tokio::select! {
-        outcome = stop => outcome,
+        outcome = stop => match died {
+            Some(name) => Err(ServeError::Stop(format!("{name} ended by itself; see the log"))),
+            None => outcome,
+        },
         name = signals.next() => {
             tracing::warn!("{name} again: ending at once; the next start recovers the store");
             std::process::exit(1);
@@ -217,19 +232,25 @@ async fn serve(parts: Parts) -> Result<(), ServeError> {
     }
 }
 
-/// Waits for the first signal and tells the service manager meanwhile that this thread runs.
-async fn stop_signal(
-    signals: &mut Signals,
-    notifier: Option<&Notifier>,
-    alive: Option<Duration>,
-) -> &'static str {
-    let (Some(notifier), Some(period)) = (notifier, alive) else {
-        return signals.next().await;
-    };
+/// Tells the service manager that this thread runs, if it wants to know.
+fn keep_alive(notifier: Option<Rc<Notifier>>) {
+    if let Some(notifier) = notifier
+        && let Some(period) = notifier.alive_interval()
+    {
+        every(period, move || notifier.alive());
+    }
+}
+
+/// Waits until a thread ends that should not: half a broker is worse than a restart.
+async fn dead_thread(cores: &[RunningCore], services: &JoinHandle<()>) -> String {
+    let mut ticks = interval(THREAD_WATCH);
     loop {
-        match timeout(period, signals.next()).await {
-            Ok(name) => return name,
-            Err(_) => notifier.alive(),
+        ticks.tick().await;
+        if let Some(core) = cores.iter().find(|core| core.thread.is_finished()) {
+            return format!("network core {}", core.handle.index());
+        }
+        if services.is_finished() {
+            return "the services thread".into();
         }
     }
 }
@@ -262,13 +283,13 @@ fn start_accepting(sockets: Sockets, cores: &[RunningCore]) -> Result<Accepting,
         source,
     };
     let handles = cores.iter().map(|core| core.handle.clone()).collect();
-    let acceptor = std::rc::Rc::new(std::cell::RefCell::new(Acceptor::new(handles)));
+    let acceptor = Rc::new(RefCell::new(Acceptor::new(handles)));
     let mut tasks = Vec::new();
     for listener in sockets.into_listeners() {
         let port = port_of(&listener);
         listener.set_nonblocking(true).map_err(failed)?;
         let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
-        let acceptor = std::rc::Rc::clone(&acceptor);
+        let acceptor = Rc::clone(&acceptor);
         tasks.push(tokio::task::spawn_local(accept_all(
             listener, port, acceptor,
         )));
@@ -276,11 +297,7 @@ fn start_accepting(sockets: Sockets, cores: &[RunningCore]) -> Result<Accepting,
     Ok(Accepting { tasks })
 }
 
-async fn accept_all(
-    listener: tokio::net::TcpListener,
-    port: u16,
-    acceptor: std::rc::Rc<std::cell::RefCell<Acceptor>>,
-) {
+async fn accept_all(listener: tokio::net::TcpListener, port: u16, acceptor: Rc<RefCell<Acceptor>>) {
     loop {
         let accepted = match listener.accept().await {
             Ok((stream, peer)) => stream.into_std().map(|stream| (stream, peer)),

@@ -159,6 +159,9 @@ impl Config {
         let mut shown = values;
         shown.set("brokerName", config.broker_name.clone());
         shown.set("brokerIP1", config.advertise.clone());
+        if shown.text("brokerIP2").is_empty() {
+            shown.set("brokerIP2", config.advertise.clone());
+        }
         shown.set("storePathRootDir", config.store.root.display().to_string());
         Ok(Resolved {
             live: LiveConfig::new(shown),
