@@ -218,7 +218,8 @@ mod tests {
     fn the_dialect_of_foreign_clients_is_read() {
         let header = concat!(
             "{ code:'310', \"language\":'CPP',,version : 333 , 'opaque':-5, flag:\"2\",",
-            "\"remark\":\"\",\"extFields\":{'a':\"g\\u0001\\n\\ud83d\\ude80\\ud83d!\",b:3,c:true,d:null,",
+            "\"remark\":\"\",\"extFields\":",
+            "{'a':\"g\\u0001\\n\\ud83d\\ude80\\ud83d!\",b:3,c:true,d:null,",
             "\"e\":-1.50e3,f:{\"x\":[1,2]},a:\"last\",},\"unknown\":{\"y\":[{},[],'z']}}\n",
         );
         let mut scratch = Scratch::default();

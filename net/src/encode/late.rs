@@ -4,8 +4,8 @@ use super::{Encoder, patch, too_large};
 use crate::command::ReplyTo;
 use crate::frame::{Codec, MAX_FRAME, PREFIX};
 
-/// Room for a header that [`LateResponse`] writes behind the body, in bytes: that of a pull with the
-/// longest numbers fits.
+/// Room left for a header and what stands before it, in bytes: that of a pull with the longest
+/// numbers fits.
 const LATE_ROOM: usize = 384;
 
 /// Writes a response whose body is there before its code and fields are known: room for the header

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! code: i16 | language: u8 | version: i16 | opaque: i32 | flag: i32
-//! remark length: i32 | remark | ext length: i32 | { name length: i16 | name | length: i32 | value }
+//! remark length: i32 | remark | ext length: i32 | fields
+//! field: name length: i16 | name | value length: i32 | value
 //! ```
 
 use super::fields::{MAX_FIELDS, Slot};

@@ -12,6 +12,7 @@ pub mod lock;
 pub mod message_id;
 pub mod namesrv;
 pub mod offset;
+pub mod pop;
 pub mod pull;
 pub mod query;
 pub mod register;

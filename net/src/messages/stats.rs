@@ -1,4 +1,5 @@
-//! Positions of queues and groups: codes 202, 208, 303, 317, 321 (docs/protocol.md, "Request codes").
+//! Positions of queues and groups: codes 202, 208, 303, 317, 321
+//! (docs/protocol.md, "Request codes").
 //!
 //! Their maps have queues as keys, which are written as bare objects: these bodies write
 //! themselves.

@@ -4,8 +4,8 @@ use saturnmq_net::encode::Encoder;
 use saturnmq_net::fastjson::{self, BodyError};
 use saturnmq_net::header::fields::{FieldError, Fields};
 use saturnmq_net::messages::{
-    broker, group, heartbeat, kv, lock, namesrv, offset, pull, query, register, route, send, stats,
-    topic, transaction,
+    broker, group, heartbeat, kv, lock, namesrv, offset, pop, pull, query, register, route, send,
+    stats, topic, transaction,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -77,6 +77,12 @@ pub fn request_view(
         343 | 352 => group::GroupName,
         901 => namesrv::GetBrokerMemberGroup,
         904 => namesrv::BrokerHeartbeat,
+        200050 => pop::PopRequest,
+        200051 => pop::AckMessage,
+        200052 => pop::PeekMessage,
+        200053 => pop::ChangeInvisibleTime,
+        200054 => pop::Notification,
+        200055 => pop::PollingInfo,
     }
     Ok(true)
 }
@@ -100,6 +106,10 @@ pub fn response_view(
         205 => namesrv::WipeWritePermResponse,
         322 => register::QueryDataVersionResponse,
         327 => namesrv::AddWritePermResponse,
+        200050 => pop::PopResponse,
+        200053 => pop::ChangeInvisibleTimeResponse,
+        200054 => pop::NotificationResponse,
+        200055 => pop::PollingInfoResponse,
     }
     Ok(true)
 }
@@ -140,6 +150,7 @@ pub fn request_body(code: i32) -> Option<Rewrite> {
         322 => plain::<topic::DataVersion>,
         400 => plain::<group::QueryAssignment>,
         401 => plain::<group::SetRequestMode>,
+        200151 => plain::<pop::BatchAckBody>,
         _ => return None,
     })
 }
