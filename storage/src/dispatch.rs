@@ -4,8 +4,8 @@
 //! `max_offset` is published before watchers are taken, so a core that sets its watch bit and then looks at
 //! `max_offset` again cannot sleep through a message.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use crate::error::DispatchError;
 use crate::format::consume_entry::ConsumeEntry;
 use crate::format::properties::names;
 use crate::format::record::Record;
+use crate::index_file::Index;
 use crate::log_window::{LOOK_BYTES, LogWindow, WindowLimits};
 use crate::queue_table::QueueTable;
 use crate::tail::TailReader;
@@ -242,18 +243,46 @@ impl CoreWakes {
 }
 
 /// What the dispatcher tells the rest of the store.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct DispatchState {
     /// Why entries cannot be stored now; appends are refused meanwhile.
     pub(crate) fault: ArcSwapOption<String>,
-    /// Store time, in milliseconds, of a record at or below the dispatched watermark; the latest but a batch.
-    pub(crate) last_timestamp: AtomicI64,
+    /// The last record below the dispatched watermark.
+    last: Mutex<LastRecord>,
+}
+
+/// A record, as a place up to which the log is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LastRecord {
+    /// Log offset of its first byte.
+    pub(crate) start: u64,
+    /// Log offset after its last byte; equal to `start` where there is no record.
+    pub(crate) end: u64,
+    /// Its store time, in milliseconds.
+    pub(crate) timestamp: i64,
+}
+
+impl DispatchState {
+    /// The state of a log that is dispatched up to the end of `last`.
+    pub(crate) fn new(last: LastRecord) -> DispatchState {
+        DispatchState {
+            fault: ArcSwapOption::empty(),
+            last: Mutex::new(last),
+        }
+    }
+
+    /// The last dispatched record; the dispatched watermark is at its end or beyond.
+    pub(crate) fn last(&self) -> LastRecord {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Turns records into entries; owned by the dispatcher thread.
 pub(crate) struct Dispatcher {
     pub(crate) receiver: DispatchReceiver,
     pub(crate) table: Arc<QueueTable>,
+    /// `None` when `messageIndexEnable=false`.
+    pub(crate) index: Option<Arc<Index>>,
     pub(crate) watermarks: Arc<Watermarks>,
     pub(crate) tail: TailReader,
     pub(crate) window: LogWindow,
@@ -262,6 +291,8 @@ pub(crate) struct Dispatcher {
     pub(crate) state: Arc<DispatchState>,
     /// Bytes of the record at hand.
     pub(crate) record: Vec<u8>,
+    /// Log offset up to which records were indexed, so that a retry does not index one twice.
+    pub(crate) indexed: u64,
 }
 
 impl Dispatcher {
@@ -293,21 +324,29 @@ impl Dispatcher {
 
     /// Dispatches what is there, at most one batch; false if nothing was.
     fn batch(&mut self) -> Result<bool, Stopped> {
-        let (mut end, mut time) = (None, None);
+        let mut last = None;
         for _ in 0..BATCH {
             let Ok(item) = self.receiver.items.pop() else {
                 break;
             };
-            time = self.dispatch(item)?.or(time);
-            end = Some(item.physical_offset + u64::from(item.size));
+            let timestamp = self.dispatch(item)?.unwrap_or(self.state.last().timestamp);
+            let (start, size) = (item.physical_offset, u64::from(item.size));
+            last = Some(LastRecord {
+                start,
+                end: start + size,
+                timestamp,
+            });
         }
-        let Some(end) = end else {
+        let Some(last) = last else {
             return Ok(false);
         };
+        let end = last.end;
         self.watermarks.advance_dispatched(end);
-        if let Some(time) = time {
-            self.state.last_timestamp.store(time, Ordering::SeqCst);
-        }
+        *self
+            .state
+            .last
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = last;
         // The mark is published before the wishes are read: a core that sets one looks at the mark afterwards.
         fence(Ordering::SeqCst);
         self.wakes.wake(end);
@@ -385,13 +424,21 @@ impl Dispatcher {
         let queue = (item.slot != NO_QUEUE)
             .then(|| self.table.by_slot(item.slot))
             .flatten();
+        if let Some(index) = self
+            .index
+            .as_ref()
+            .filter(|_| item.physical_offset >= self.indexed)
+        {
+            index.put(record)?;
+            self.indexed = item.physical_offset + 1;
+        }
         if let Some(queue) = queue {
             let entry = ConsumeEntry {
                 physical_offset: item.physical_offset,
                 size: item.size,
                 tags_code: entry_tags_code(record, &self.delay_levels_ms),
             };
-            queue.append(item.queue_offset, entry)?;
+            queue.append_in_place(item.queue_offset, entry)?;
             // The entry is shown; only now is asked who waits for it.
             let watchers = queue.take_watchers();
             if watchers != 0 {

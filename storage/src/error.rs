@@ -5,9 +5,12 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::checkpoint::CheckpointError;
 use crate::consume_queue::ConsumeQueueError;
+use crate::index_file::IndexError;
 use crate::layout::LayoutError;
 use crate::mapping::MappingError;
+use crate::resume::ResumeError;
 use crate::tail::TailError;
 
 /// A file operation that failed: what was tried, where, and what the system said.
@@ -52,9 +55,15 @@ pub enum OpenError {
     /// A consume queue cannot be opened or repaired.
     #[error(transparent)]
     Queue(#[from] ConsumeQueueError),
-    /// A file cannot be mapped.
+    /// The index cannot be opened or repaired.
     #[error(transparent)]
-    Mapping(#[from] MappingError),
+    Index(#[from] IndexError),
+    /// The checkpoint cannot be opened.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The first resume point cannot be made.
+    #[error(transparent)]
+    Flush(#[from] FlushError),
     /// The tail cache cannot be made.
     #[error(transparent)]
     Tail(#[from] TailError),
@@ -103,9 +112,12 @@ pub enum ReadError {
         /// What does not fit.
         problem: String,
     },
-    /// A queue or index file could not be mapped, or failed while it was read.
+    /// A queue file could not be mapped, or failed while it was read.
     #[error(transparent)]
     Mapping(#[from] MappingError),
+    /// The index could not be read.
+    #[error(transparent)]
+    Index(#[from] IndexError),
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -117,9 +129,40 @@ pub enum DispatchError {
     /// The queue entry.
     #[error(transparent)]
     Queue(#[from] ConsumeQueueError),
+    /// The index entries.
+    #[error(transparent)]
+    Index(#[from] IndexError),
     /// The record could not be read back.
     #[error(transparent)]
     File(#[from] FileError),
+}
+
+/// Why a resume point could not be made.
+#[derive(Debug, Error)]
+pub enum FlushError {
+    /// A queue file could not be synced.
+    #[error(transparent)]
+    Queue(#[from] ConsumeQueueError),
+    /// An index file could not be synced.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+    /// The resume point could not be written.
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
+    /// The checkpoint could not be written.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+}
+
+/// Why queue or index files of expired records could not be deleted.
+#[derive(Debug, Error)]
+pub enum RetentionError {
+    /// A queue file.
+    #[error(transparent)]
+    Queue(#[from] ConsumeQueueError),
+    /// An index file.
+    #[error(transparent)]
+    Index(#[from] IndexError),
 }
 
 /// Why a store was not closed cleanly; it will be recovered when it is opened next.
@@ -128,6 +171,9 @@ pub enum CloseError {
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
+    /// Queues, index or the resume point could not be made durable.
+    #[error(transparent)]
+    Flush(#[from] FlushError),
     /// A thread did not end in time or panicked.
     #[error("the {0} thread did not end")]
     Thread(&'static str),

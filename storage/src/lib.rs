@@ -30,5 +30,8 @@ pub mod watermarks;
 
 mod append;
 mod commit_log;
+mod flusher;
+mod opening;
 mod preparer;
+mod rebuild;
 mod writer;

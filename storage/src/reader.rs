@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::config::PullLimits;
 use crate::error::ReadError;
+use crate::filter::TagFilter;
 use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
 use crate::format::record::{Record, RecordError};
+use crate::index_file::{Index, IndexHits};
 use crate::log_window::{LOOK_BYTES, LogWindow, SCAN_BYTES, WindowLimits};
 use crate::queue_table::Queue;
 use crate::tail::TailReader;
@@ -118,13 +120,9 @@ pub trait PullFilter {
     }
 }
 
-/// Wants everything.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AllMessages;
-
-impl PullFilter for AllMessages {
-    fn matches_code(&self, _tags_code: i64) -> bool {
-        true
+impl PullFilter for TagFilter {
+    fn matches_code(&self, tags_code: i64) -> bool {
+        self.matches(tags_code)
     }
 }
 
@@ -135,6 +133,7 @@ pub(crate) struct ReadShared {
     pub(crate) queue_file_size: u64,
     pub(crate) watermarks: Arc<Watermarks>,
     pub(crate) min_log_offset: AtomicU64,
+    pub(crate) index: Arc<Index>,
     pub(crate) damaged_reads: AtomicU64,
 }
 
@@ -588,9 +587,14 @@ impl StoreReader {
         max: usize,
         begin_ms: i64,
         end_ms: i64,
-    ) -> Result<Vec<u64>, ReadError> {
-        let _ = (topic, key, max, begin_ms, end_ms);
-        Ok(Vec::new())
+    ) -> Result<IndexHits, ReadError> {
+        let floor = self.shared.min_log_offset.load(Ordering::SeqCst);
+        let index = &self.shared.index;
+        let mut hits = index.query(topic, key.as_bytes(), max, begin_ms, end_ms)?;
+        hits.offsets.retain(|offset| *offset >= floor);
+        hits.offsets.sort_unstable();
+        hits.offsets.dedup();
+        Ok(hits)
     }
 }
 

@@ -59,8 +59,8 @@ pub struct ScanEnd {
     pub reason: Option<RecordError>,
     /// Records walked.
     pub records: u64,
-    /// Store time of the last record walked, in milliseconds; 0 without one.
-    pub last_timestamp: i64,
+    /// Log offset and store time, in milliseconds, of the last record walked.
+    pub last: Option<(u64, i64)>,
     /// Damage stepped over, the first [`DAMAGE_KEPT`] places.
     pub damage: Vec<Damage>,
     /// Damaged places in all.
@@ -86,7 +86,7 @@ pub fn scan(
         end: range.from,
         reason: None,
         records: 0,
-        last_timestamp: 0,
+        last: None,
         damage: Vec::new(),
         damage_count: 0,
     };
@@ -128,7 +128,7 @@ fn step(
             match checked {
                 Ok(()) if in_place => {
                     found.records += 1;
-                    found.last_timestamp = record.store_timestamp();
+                    found.last = Some((at, record.store_timestamp()));
                     visit(Scanned {
                         offset: at,
                         record,
@@ -347,7 +347,7 @@ mod tests {
         let (end, seen) = scan_bytes(&bytes, 0);
         assert_eq!(seen, intact(&places));
         assert_eq!((end.end, end.records), (bytes.len() as u64, 40));
-        assert_eq!((end.last_timestamp, end.damage_count), (1039, 0));
+        assert_eq!((end.last, end.damage_count), (Some((places[39], 1039)), 0));
         assert_eq!(end.reason, Some(RecordError::Magic { found: 0 }));
     }
 

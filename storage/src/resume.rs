@@ -27,6 +27,11 @@ pub struct ResumePoint {
     /// Every record that ends at or before this log offset has its queue and index entries on
     /// disk.
     pub log_offset: u64,
+    /// Log offset of the last of these records; the resume point's own where there is none.
+    pub last_record: u64,
+    /// Store time of the last of these records, ms. A checkpoint with later times was written by another
+    /// broker, and the log may have changed since.
+    pub last_timestamp: i64,
     /// Where the index stood.
     pub index: Option<IndexMark>,
     /// All queues.
@@ -40,7 +45,8 @@ pub struct ResumeQueue {
     pub topic: String,
     /// Queue id.
     pub queue_id: i32,
-    /// The queue offset of the first record at or behind the resume point's log offset.
+    /// Where the queue ended: after the last record that ends at the log offset, or somewhat later. No
+    /// record stored in a later run gets a smaller offset, even if the queue's files are lost.
     pub next_offset: i64,
 }
 
@@ -108,6 +114,8 @@ impl ResumePoint {
         out.extend_from_slice(MAGIC);
         out.extend_from_slice(&VERSION.to_be_bytes());
         out.extend_from_slice(&self.log_offset.to_be_bytes());
+        out.extend_from_slice(&self.last_record.to_be_bytes());
+        out.extend_from_slice(&self.last_timestamp.to_be_bytes());
         match &self.index {
             Some(mark) => {
                 put_text(&mut out, &mark.name);
@@ -136,6 +144,8 @@ impl ResumePoint {
             return Err("it is of another version");
         }
         let log_offset = u64::from_be_bytes(rest.array()?);
+        let last_record = u64::from_be_bytes(rest.array()?);
+        let last_timestamp = i64::from_be_bytes(rest.array()?);
         let name = rest.text()?;
         let index = if name.is_empty() {
             None
@@ -157,6 +167,8 @@ impl ResumePoint {
         }
         Ok(Self {
             log_offset,
+            last_record,
+            last_timestamp,
             index,
             queues,
         })
@@ -204,6 +216,8 @@ mod tests {
         };
         ResumePoint {
             log_offset: 123_456,
+            last_record: 123_400,
+            last_timestamp: 1_700_000_000_456,
             index: Some(IndexMark {
                 name: "20231114221320456".to_owned(),
                 header,

@@ -1,18 +1,40 @@
 //! The store as the broker sees it.
+//!
+//! Opening takes the lock before it touches anything; closing makes everything durable and only then removes
+//! `abort`. A store that is dropped without being closed is left as a crash of the process would leave it,
+//! except that what was appended is finished.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::SystemTime;
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use chrono::Timelike;
 
 use crate::append_queue::AppendPort;
+use crate::commit_log::LogStatus;
 use crate::config::StoreConfig;
 use crate::consume_queue::ConsumeQueueError;
-use crate::dispatch::{DispatchState, WakeQueue, Waker};
-use crate::error::{CloseError, OpenError};
+use crate::dispatch::{self, DispatchState, Dispatcher, WakeQueue, Waker, wake_queues};
+use crate::error::{CloseError, FileError, OpenError, RetentionError};
+use crate::flusher::{Flusher, FlusherThread};
+use crate::index_file::Index;
+use crate::layout::Layout;
+use crate::lock::StoreLock;
+use crate::log_window::LogWindow;
+use crate::mapped_file::sync_directory;
+use crate::opening::{Recovered, make_directories, make_directory, recover};
 use crate::queue_table::{Queue, QueueTable};
 use crate::reader::{ReadShared, StoreReader};
+use crate::retention::{DiskUse, LogFileAge, RoundInput, plan};
 use crate::tail::{TailError, TailReaders};
 use crate::watermarks::Watermarks;
+use crate::writer::offsets::TableOffsets;
+use crate::writer::thread::{Connections, LogStart, RunningWriter, launch};
+
+/// How long closing waits for what was appended to be written.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether messages are taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,13 +104,30 @@ pub struct RetentionReport {
     pub disk_full: bool,
 }
 
+/// The threads of an open store.
+struct Running {
+    writer: RunningWriter,
+    dispatcher: Option<JoinHandle<()>>,
+    flusher: FlusherThread,
+    /// Released last.
+    _lock: StoreLock,
+}
+
 /// An open message store.
 pub struct Store {
+    config: StoreConfig,
+    layout: Layout,
     table: Arc<QueueTable>,
+    index: Arc<Index>,
     tail: TailReaders,
     watermarks: Arc<Watermarks>,
     shared: Arc<ReadShared>,
+    status: Arc<LogStatus>,
     dispatch: Arc<DispatchState>,
+    disk_full: AtomicBool,
+    closed: AtomicBool,
+    writing: String,
+    running: Mutex<Option<Running>>,
 }
 
 impl Store {
@@ -99,9 +138,30 @@ impl Store {
         ports: usize,
         waker: Arc<dyn Waker>,
     ) -> Result<Opened, OpenError> {
-        let _ = (ports, waker);
         config.check().map_err(OpenError::Config)?;
-        Err(OpenError::Recovery("not in this build".into()))
+        let mut layout = Layout::new(&config.root);
+        if let Some(path) = &config.commit_log_dir {
+            layout = layout.with_commit_log(path);
+        }
+        make_directory(layout.root())?;
+        let lock = StoreLock::take(layout.root())?;
+        make_directories(&layout)?;
+        let started = Instant::now();
+        let recovered = recover(&config, &layout)?;
+        let report = recovered.report.clone();
+        tracing::info!(
+            log_start = report.log_start,
+            log_end = report.log_end,
+            scanned_bytes = report.scanned_bytes,
+            queues = report.queues,
+            clean = report.clean,
+            "store recovered in {:?}",
+            started.elapsed()
+        );
+        let abort = layout.abort();
+        File::create(&abort).map_err(FileError::at("create", &abort))?;
+        sync_directory(layout.root()).map_err(FileError::at("sync", layout.root()))?;
+        start(config, layout, recovered, lock, ports, waker)
     }
 
     /// The queue, if it exists.
@@ -124,9 +184,18 @@ impl Store {
         self.table.all()
     }
 
+    /// All queues of a topic, by queue id.
+    pub fn queues_of(&self, topic: &str) -> Arc<Vec<Arc<Queue>>> {
+        self.table.queues_of(topic)
+    }
+
     /// Removes a topic's queues with their files; whether there were any. May wait for the disk.
     pub fn remove_topic(&self, topic: &str) -> Result<bool, ConsumeQueueError> {
-        self.table.remove_topic(topic)
+        let removed = self.table.remove_topic(topic);
+        if let Some(running) = self.running().as_ref() {
+            running.flusher.request();
+        }
+        removed
     }
 
     /// How far the log has come.
@@ -147,8 +216,27 @@ impl Store {
         self.shared.min_log_offset.load(Ordering::SeqCst)
     }
 
+    /// What the store was opened with.
+    pub fn config(&self) -> &StoreConfig {
+        &self.config
+    }
+
+    /// How the log is written, for the start banner.
+    pub fn writing(&self) -> &str {
+        &self.writing
+    }
+
     /// Whether messages are taken, and if not, why.
     pub fn state(&self) -> StoreState {
+        if self.closed.load(Ordering::SeqCst) {
+            return StoreState::Closed;
+        }
+        if let Some(why) = self.status.read_only() {
+            return StoreState::ReadOnly(why.to_string());
+        }
+        if self.status.no_space() || self.disk_full.load(Ordering::SeqCst) {
+            return StoreState::DiskFull;
+        }
         match self.dispatch.fault.load_full() {
             Some(why) => StoreState::DispatchFault(why.as_ref().clone()),
             None => StoreState::Writable,
@@ -166,14 +254,242 @@ impl Store {
         &self,
         now: SystemTime,
         manual: bool,
-    ) -> std::io::Result<RetentionReport> {
-        let _ = (now, manual);
-        Ok(RetentionReport::default())
+    ) -> Result<RetentionReport, RetentionError> {
+        let files = self.log_files();
+        let disk = DiskUse::of(self.layout.commit_log(), &self.layout.consume_queues());
+        let local: chrono::DateTime<chrono::Local> = now.into();
+        let input = RoundInput {
+            files: &files,
+            file_size: self.config.commit_log_file_size,
+            dispatched: self.watermarks.dispatched(),
+            disk: disk.ok(),
+            now,
+            hour: local.hour() as u8,
+            manual,
+        };
+        let plan = plan(&self.config.retention, &input);
+        if let Some(full) = plan.disk_full
+            && self.disk_full.swap(full, Ordering::SeqCst) != full
+        {
+            tracing::warn!(full, disk = ?input.disk, "disk-full state changed");
+        }
+        let mut report = RetentionReport {
+            deleted_log_files: plan.delete,
+            disk_full: self.disk_full.load(Ordering::SeqCst),
+            ..RetentionReport::default()
+        };
+        if plan.delete > 0 {
+            self.delete_log_files(&files[..plan.delete], files[plan.delete].base);
+            self.delete_entries(files[plan.delete].base, &mut report)?;
+        }
+        Ok(report)
     }
 
-    /// Finishes what was appended, makes everything durable and releases the directory. Safe to call once;
-    /// later calls do nothing.
-    pub fn close(&self) -> Result<(), CloseError> {
+    /// The log files from the oldest to the active one.
+    fn log_files(&self) -> Vec<LogFileAge> {
+        let size = self.config.commit_log_file_size;
+        let active = self.watermarks.appended() / size * size;
+        let bases = (self.min_log_offset()..=active).step_by(size as usize);
+        let modified = |base: u64| {
+            let path = self
+                .layout
+                .commit_log()
+                .join(crate::layout::file_name(base));
+            std::fs::metadata(path).and_then(|details| details.modified())
+        };
+        // A file that cannot be looked at counts as new, and so stops the round before it.
+        bases
+            .map(|base| LogFileAge {
+                base,
+                modified: modified(base).unwrap_or(SystemTime::now()),
+            })
+            .collect()
+    }
+
+    /// Readers see the new start of the log before any file goes.
+    fn delete_log_files(&self, files: &[LogFileAge], log_min: u64) {
+        self.shared.min_log_offset.store(log_min, Ordering::SeqCst);
+        let running = self.running();
+        for file in files {
+            let path = self
+                .layout
+                .commit_log()
+                .join(crate::layout::file_name(file.base));
+            tracing::info!(path = %path.display(), "deleting an expired log file");
+            if let Some(running) = running.as_ref() {
+                running.writer.remove_file(path);
+            }
+        }
+    }
+
+    /// Queue and index files of records that are gone.
+    fn delete_entries(
+        &self,
+        log_min: u64,
+        report: &mut RetentionReport,
+    ) -> Result<(), RetentionError> {
+        for queue in self.table.all() {
+            report.deleted_queue_files += queue.delete_before(log_min)?;
+            queue.correct_min(log_min)?;
+        }
+        report.deleted_index_files = self.index.delete_before(log_min)?;
         Ok(())
     }
+
+    /// Finishes what was appended, makes everything durable and releases the directory. Later calls do
+    /// nothing.
+    pub fn close(&self) -> Result<(), CloseError> {
+        self.closed.store(true, Ordering::SeqCst);
+        let Some(mut running) = self.running().take() else {
+            return Ok(());
+        };
+        let written = running.writer.stop(STOP_TIMEOUT);
+        let dispatched = join_dispatcher(&mut running.dispatcher);
+        let flusher = running.flusher.stop();
+        written?;
+        dispatched?;
+        let mut flusher = flusher.ok_or(CloseError::Thread("flusher"))?;
+        flusher.make(self.dispatch.last())?;
+        let bytes = self.watermarks.appended() - self.watermarks.dispatched();
+        if bytes > 0 {
+            return Err(CloseError::Lagging { bytes });
+        }
+        let abort = self.layout.abort();
+        std::fs::remove_file(&abort).map_err(FileError::at("remove", &abort))?;
+        let root = self.layout.root();
+        sync_directory(root).map_err(FileError::at("sync", root))?;
+        Ok(())
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let Some(mut running) = self.running().take() else {
+            return;
+        };
+        // Errors are found again when the store is opened next: `abort` is still there.
+        let _ = running.writer.stop(STOP_TIMEOUT);
+        let _ = join_dispatcher(&mut running.dispatcher);
+        let _ = running.flusher.stop();
+    }
+}
+
+fn join_dispatcher(thread: &mut Option<JoinHandle<()>>) -> Result<(), CloseError> {
+    match thread.take().map(JoinHandle::join) {
+        Some(Err(_)) => Err(CloseError::Thread("dispatcher")),
+        _ => Ok(()),
+    }
+}
+
+/// Starts the threads of a recovered store.
+fn start(
+    config: StoreConfig,
+    layout: Layout,
+    recovered: Recovered,
+    lock: StoreLock,
+    ports: usize,
+    waker: Arc<dyn Waker>,
+) -> Result<Opened, OpenError> {
+    let Recovered {
+        table,
+        index,
+        checkpoint,
+        log_min,
+        log_end,
+        last,
+        changed,
+        report,
+    } = recovered;
+    let watermarks = Arc::new(Watermarks::new(config.flush, log_end));
+    let dispatch = Arc::new(DispatchState::new(last));
+    let mut flusher = Flusher {
+        table: Arc::clone(&table),
+        index: Arc::clone(&index),
+        watermarks: Arc::clone(&watermarks),
+        dispatch: Arc::clone(&dispatch),
+        resume_path: layout.resume(),
+        checkpoint,
+        resume_bytes: config.resume_bytes,
+        resume_interval: config.resume_interval,
+        made: last,
+        made_at: Instant::now(),
+        candidate: None,
+    };
+    if changed {
+        flusher.make(last)?;
+    }
+    let (sender, receiver) = dispatch::channel(config.dispatch_queue_items);
+    let for_writer = Arc::clone(&waker);
+    let connections = Connections {
+        marks: Arc::clone(&watermarks),
+        queues: TableOffsets::new(Arc::clone(&table)),
+        dispatcher: sender,
+        wake: Box::new(move |port| for_writer.wake(port)),
+    };
+    let log_start = LogStart {
+        end: log_end,
+        last_store_timestamp: last.timestamp,
+    };
+    let (writer, append_ports) = launch(&config, ports, log_start, connections)?;
+    let (wakes, wake_queues) = wake_queues(ports, config.wake_queue_items, waker);
+    let dispatcher = Dispatcher {
+        receiver,
+        table: Arc::clone(&table),
+        index: config.message_index.then(|| Arc::clone(&index)),
+        watermarks: Arc::clone(&watermarks),
+        tail: writer.tail.reader()?,
+        window: LogWindow::new(layout.commit_log(), config.commit_log_file_size),
+        delay_levels_ms: config.delay_levels_ms.clone(),
+        wakes,
+        state: Arc::clone(&dispatch),
+        record: Vec::new(),
+        indexed: 0,
+    };
+    let dispatcher = std::thread::Builder::new()
+        .name("dispatcher".into())
+        .spawn(move || dispatcher.run())
+        .map_err(|source| OpenError::Thread {
+            name: "dispatcher",
+            source,
+        })?;
+    let flusher = FlusherThread::start(flusher)?;
+    let shared = Arc::new(ReadShared {
+        directory: layout.commit_log().to_path_buf(),
+        file_size: config.commit_log_file_size,
+        queue_file_size: config.queue_file_size(),
+        watermarks: Arc::clone(&watermarks),
+        min_log_offset: AtomicU64::new(log_min),
+        index: Arc::clone(&index),
+        damaged_reads: AtomicU64::new(0),
+    });
+    let store = Arc::new(Store {
+        layout,
+        table,
+        index,
+        tail: writer.tail.clone(),
+        watermarks,
+        shared,
+        status: Arc::clone(&writer.status),
+        dispatch,
+        disk_full: AtomicBool::new(false),
+        closed: AtomicBool::new(false),
+        writing: writer.plan.summary(),
+        running: Mutex::new(Some(Running {
+            writer,
+            dispatcher: Some(dispatcher),
+            flusher,
+            _lock: lock,
+        })),
+        config,
+    });
+    Ok(Opened {
+        store,
+        ports: append_ports,
+        wakes: wake_queues,
+        report,
+    })
 }

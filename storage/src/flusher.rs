@@ -1,0 +1,179 @@
+//! Makes queues and index durable now and then, and notes how far that is.
+//!
+//! What must always hold: the resume point names a log offset only after every entry of records below it is
+//! on disk, and Apache's checkpoint never runs ahead of the resume point (docs/durability.md, Resume point).
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::checkpoint::CheckpointFile;
+use crate::dispatch::{DispatchState, LastRecord};
+use crate::error::{FlushError, OpenError};
+use crate::format::checkpoint::Checkpoint;
+use crate::index_file::Index;
+use crate::queue_table::QueueTable;
+use crate::resume::{ResumePoint, ResumeQueue};
+use crate::watermarks::Watermarks;
+
+/// How often the marks are looked at.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Makes resume points.
+pub(crate) struct Flusher {
+    pub(crate) table: Arc<QueueTable>,
+    pub(crate) index: Arc<Index>,
+    pub(crate) watermarks: Arc<Watermarks>,
+    pub(crate) dispatch: Arc<DispatchState>,
+    pub(crate) resume_path: PathBuf,
+    pub(crate) checkpoint: CheckpointFile,
+    pub(crate) resume_bytes: u64,
+    pub(crate) resume_interval: Duration,
+    /// The last resume point.
+    pub(crate) made: LastRecord,
+    pub(crate) made_at: Instant,
+    /// Where the dispatcher was at an earlier look; a resume point once the log is durable up to there.
+    pub(crate) candidate: Option<LastRecord>,
+}
+
+impl Flusher {
+    /// One look: makes a resume point if enough was dispatched since the last one, or time passed.
+    pub(crate) fn look(&mut self) -> Result<(), FlushError> {
+        let last = self.dispatch.last();
+        let candidate = *self.candidate.get_or_insert(last);
+        let durable = self.watermarks.durable();
+        if candidate.end > durable {
+            return Ok(());
+        }
+        self.candidate = None;
+        let place = if last.end <= durable { last } else { candidate };
+        let grown = place.end - self.made.end;
+        let due = grown >= self.resume_bytes || self.made_at.elapsed() >= self.resume_interval;
+        if grown > 0 && due {
+            self.make(place)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Makes queues and index durable and stores `place` as the resume point.
+    pub(crate) fn make(&mut self, place: LastRecord) -> Result<(), FlushError> {
+        assert!(
+            place.end <= self.watermarks.durable(),
+            "a resume point beyond the durable log"
+        );
+        // Taken before the flush: what is put meanwhile need not be on disk.
+        let mark = self.index.mark();
+        let index_timestamp = self.index.full_end_timestamp();
+        let mut queues = Vec::new();
+        for queue in self.table.all() {
+            let next_offset = queue.max_offset();
+            if queue.is_dirty() {
+                queue.flush()?;
+            }
+            queues.push(ResumeQueue {
+                topic: queue.topic.to_string(),
+                queue_id: queue.queue_id,
+                next_offset,
+            });
+        }
+        self.index.flush()?;
+        let point = ResumePoint {
+            log_offset: place.end,
+            last_record: place.start,
+            last_timestamp: place.timestamp,
+            index: mark,
+            queues,
+        };
+        point.store(&self.resume_path)?;
+        let stored = self.checkpoint.stored();
+        self.checkpoint.update(Checkpoint {
+            log_timestamp: place.timestamp,
+            queue_timestamp: place.timestamp,
+            index_timestamp,
+            ..stored
+        })?;
+        self.made = place;
+        self.made_at = Instant::now();
+        Ok(())
+    }
+}
+
+/// The flusher's thread.
+pub(crate) struct FlusherThread {
+    shared: Arc<FlusherShared>,
+    thread: Option<JoinHandle<Flusher>>,
+}
+
+#[derive(Default)]
+struct FlusherShared {
+    stop: Mutex<bool>,
+    changed: Condvar,
+    /// A resume point is wanted as soon as possible.
+    wanted: AtomicBool,
+}
+
+impl FlusherThread {
+    /// Starts the thread.
+    pub(crate) fn start(flusher: Flusher) -> Result<FlusherThread, OpenError> {
+        let shared = Arc::new(FlusherShared::default());
+        let for_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("flusher".into())
+            .spawn(move || run(flusher, &for_thread))
+            .map_err(|source| OpenError::Thread {
+                name: "flusher",
+                source,
+            })?;
+        Ok(FlusherThread {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Asks for a resume point soon: the list of queues changed.
+    pub(crate) fn request(&self) {
+        self.shared.wanted.store(true, Ordering::SeqCst);
+        self.shared.changed.notify_one();
+    }
+
+    /// Ends the thread and gives back what it worked with; `None` if it panicked or ended before.
+    pub(crate) fn stop(&mut self) -> Option<Flusher> {
+        *self
+            .shared
+            .stop
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = true;
+        self.shared.changed.notify_one();
+        self.thread.take()?.join().ok()
+    }
+}
+
+fn run(mut flusher: Flusher, shared: &FlusherShared) -> Flusher {
+    let mut failing = false;
+    loop {
+        let stop = shared.stop.lock().unwrap_or_else(PoisonError::into_inner);
+        if *stop {
+            return flusher;
+        }
+        // A poisoned lock gives its value back all the same: it is a flag.
+        drop(shared.changed.wait_timeout(stop, LOOK));
+        let wanted = shared.wanted.swap(false, Ordering::SeqCst);
+        let looked = if wanted {
+            flusher.make(flusher.made)
+        } else {
+            flusher.look()
+        };
+        match looked {
+            Ok(()) => failing = false,
+            Err(error) => {
+                if !failing {
+                    tracing::error!(%error, "queues or index cannot be made durable; trying again");
+                }
+                failing = true;
+            }
+        }
+    }
+}

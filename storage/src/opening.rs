@@ -1,0 +1,523 @@
+//! Opening a store: what is on disk, where the log ends, and queues and index in step with it.
+//!
+//! Two ways. With a resume point that the log confirms, everything below it is believed and only what comes
+//! after is scanned. Otherwise (a store Apache wrote, a lost or damaged file) all records are scanned, and
+//! whatever entry is missing is made. What must always hold at the end: queues and index have an entry for
+//! every readable record and none beyond the log's end, and behind that end the log's file holds zeros only.
+
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::checkpoint::CheckpointFile;
+use crate::config::StoreConfig;
+use crate::consume_queue::KnownEnd;
+use crate::dispatch::LastRecord;
+use crate::error::{FileError, OpenError};
+use crate::format::index_entry::IndexShape;
+use crate::format::record::{Record, RecordError};
+use crate::index_file::Index;
+use crate::layout::{Layout, list_fixed_files};
+use crate::log_window::{LOOK_BYTES, LogWindow, SCAN_BYTES, WindowLimits};
+use crate::mapped_file::{MapBudget, sync_directory};
+use crate::queue_table::QueueTable;
+use crate::rebuild::{KnownQueues, Rebuild};
+use crate::recovery::{ScanEnd, ScanRange, scan};
+use crate::resume::ResumePoint;
+use crate::store::OpenReport;
+
+/// Log files at the end of a foreign store in which the first damage ends the log, as in Apache.
+const STRICT_FILES: usize = 3;
+
+/// An open store's parts before any thread runs.
+pub(crate) struct Recovered {
+    pub(crate) table: Arc<QueueTable>,
+    pub(crate) index: Arc<Index>,
+    pub(crate) checkpoint: CheckpointFile,
+    pub(crate) log_min: u64,
+    pub(crate) log_end: u64,
+    /// The last record, for the first resume point.
+    pub(crate) last: LastRecord,
+    /// Whether something changed since the last resume point.
+    pub(crate) changed: bool,
+    pub(crate) report: OpenReport,
+}
+
+/// Creates the directories of a store.
+pub(crate) fn make_directories(layout: &Layout) -> Result<(), OpenError> {
+    let directories = [
+        layout.commit_log().to_path_buf(),
+        layout.consume_queues(),
+        layout.index(),
+    ];
+    for path in directories {
+        make_directory(&path)?;
+    }
+    Ok(())
+}
+
+/// Creates one directory and sees that this user can write to it.
+pub(crate) fn make_directory(path: &Path) -> Result<(), OpenError> {
+    let made = std::fs::create_dir_all(path).and_then(|()| {
+        use nix::unistd::{AccessFlags, access};
+        Ok(access(path, AccessFlags::W_OK | AccessFlags::X_OK)?)
+    });
+    made.map_err(|source| match source.kind() {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => OpenError::NotWritable {
+            path: path.to_path_buf(),
+            source,
+        },
+        _ => FileError::at("create", path)(source).into(),
+    })
+}
+
+/// What is known before anything is opened.
+struct Opening<'a> {
+    config: &'a StoreConfig,
+    layout: &'a Layout,
+    /// Bases of the log files.
+    bases: Vec<u64>,
+    clean: bool,
+    /// A resume point that the log confirms.
+    resume: Option<ResumePoint>,
+    known: KnownQueues,
+    window: LogWindow,
+    report: OpenReport,
+}
+
+/// Brings the store on disk into a state that can be served.
+pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered, OpenError> {
+    let size = config.commit_log_file_size;
+    let found = list_fixed_files(layout.commit_log(), size, "mappedFileSizeCommitLog")?;
+    crate::layout::list_queues(&layout.consume_queues())?;
+    if let Some(path) = found.empty_last {
+        remove(&path)?;
+    }
+    let bases: Vec<u64> = found.files.iter().map(|file| file.base).collect();
+    let clean = !layout.abort().exists();
+    let checkpoint = CheckpointFile::open(&layout.checkpoint())?;
+    let mut opening = Opening {
+        config,
+        layout,
+        bases,
+        clean,
+        resume: None,
+        known: KnownQueues::new(),
+        window: LogWindow::new(layout.commit_log(), size),
+        report: OpenReport {
+            clean,
+            ..OpenReport::default()
+        },
+    };
+    opening.load_resume_point(&checkpoint)?;
+    opening.run(checkpoint)
+}
+
+impl Opening<'_> {
+    fn log_min(&self) -> u64 {
+        self.bases.first().copied().unwrap_or(0)
+    }
+
+    /// Log offset after the last byte that any file can hold.
+    fn log_limit(&self) -> u64 {
+        self.bases
+            .last()
+            .map_or(0, |base| base + self.config.commit_log_file_size)
+    }
+
+    fn load_resume_point(&mut self, checkpoint: &CheckpointFile) -> Result<(), OpenError> {
+        let point = match ResumePoint::load(&self.layout.resume()) {
+            Ok(Some(point)) => point,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                self.report
+                    .notes
+                    .push(format!("{error}; the whole log is looked at instead"));
+                return Ok(());
+            }
+        };
+        for queue in &point.queues {
+            let queues = self.known.entry(queue.topic.clone()).or_default();
+            queues.insert(queue.queue_id, queue.next_offset);
+        }
+        let stored = checkpoint.stored();
+        let later = stored.log_timestamp.max(stored.queue_timestamp) > point.last_timestamp;
+        if !later && self.confirms(&point)? {
+            self.resume = Some(point);
+        } else {
+            let note = "the log was written by another broker or replaced; all of it is looked at";
+            self.report.notes.push(note.into());
+        }
+        Ok(())
+    }
+
+    /// Whether the record that the resume point names as its last is in the log.
+    fn confirms(&mut self, point: &ResumePoint) -> Result<bool, OpenError> {
+        let range = self.log_min()..=self.log_limit();
+        if !range.contains(&point.log_offset) || point.last_record > point.log_offset {
+            return Ok(false);
+        }
+        let size = point.log_offset - point.last_record;
+        if size == 0 {
+            return Ok(point.log_offset == self.log_min());
+        }
+        let size = usize::try_from(size).unwrap_or(usize::MAX);
+        let bytes = self
+            .window
+            .bytes(point.last_record, size, WindowLimits::QUIET, LOOK_BYTES)?;
+        Ok(bytes.is_some_and(|bytes| {
+            Record::decode(bytes).is_ok_and(|record| {
+                record.size() as usize == size
+                    && record.check_place(point.last_record).is_ok()
+                    && record.store_timestamp() == point.last_timestamp
+            })
+        }))
+    }
+
+    fn run(mut self, checkpoint: CheckpointFile) -> Result<Recovered, OpenError> {
+        let table = self.open_queues()?;
+        let (index, index_complete) = self.open_index(&checkpoint)?;
+        let found = self.scan_log(&table, &index, index_complete)?;
+        let log_end = found.end;
+        self.cut_entries(&table, &index, log_end)?;
+        self.cut_log(&found)?;
+        self.set_offsets(&table)?;
+        let last = match (found.last, &self.resume) {
+            (Some((start, timestamp)), _) => LastRecord {
+                start,
+                end: log_end,
+                timestamp,
+            },
+            (None, Some(point)) => LastRecord {
+                start: point.last_record,
+                end: log_end,
+                timestamp: point.last_timestamp,
+            },
+            (None, None) => LastRecord {
+                start: log_end,
+                end: log_end,
+                timestamp: 0,
+            },
+        };
+        let believed = self
+            .resume
+            .as_ref()
+            .is_some_and(|point| point.log_offset == log_end);
+        let mut report = self.report;
+        report.log_start = self.bases.first().copied().unwrap_or(0);
+        report.log_end = log_end;
+        report.damaged_records = found.damage_count;
+        report.queues = table.len();
+        report_damage(&found);
+        Ok(Recovered {
+            table,
+            index,
+            checkpoint,
+            log_min: report.log_start,
+            log_end,
+            last,
+            changed: !believed || report.rebuilt_entries > 0,
+            report,
+        })
+    }
+
+    /// Opens the queues; after a crash only as far as the resume point vouches for them.
+    fn open_queues(&self) -> Result<Arc<QueueTable>, OpenError> {
+        let budget = MapBudget::new(self.config.max_mappings);
+        let log_min = self.log_min();
+        let believe_ends = self.clean && self.resume.is_some();
+        let known = |topic: &str, queue_id| {
+            let max = *self.known.get(topic)?.get(&queue_id)?;
+            believe_ends.then_some(KnownEnd { max, log_min })
+        };
+        let table = QueueTable::open_knowing(
+            self.layout.consume_queues(),
+            self.config.queue_file_size(),
+            budget,
+            &known,
+        )?;
+        let believed_to = match &self.resume {
+            Some(point) if !self.clean => point.log_offset,
+            // Entries beyond what the files can hold would hide the ones to be made.
+            _ => self.log_limit(),
+        };
+        for queue in table.all() {
+            if queue.log_end() > believed_to {
+                queue.truncate(believed_to)?;
+            }
+        }
+        Ok(Arc::new(table))
+    }
+
+    /// Opens the index as far as it can be believed, and says whether that is everything the resume point
+    /// vouches for.
+    fn open_index(&self, checkpoint: &CheckpointFile) -> Result<(Arc<Index>, bool), OpenError> {
+        let shape = IndexShape {
+            slots: self.config.index_slots,
+            items: self.config.index_items,
+        };
+        let budget = MapBudget::new(self.config.max_mappings);
+        let index = Index::open(self.layout.index(), shape, budget)?;
+        let vouched = self.resume.as_ref().and_then(|point| point.index.as_ref());
+        let complete = match &self.resume {
+            Some(_) if self.clean => index.mark().is_some() || vouched.is_none(),
+            Some(_) => index.rewind(vouched)?,
+            None if self.clean => true,
+            None => {
+                index.drop_newer_than(checkpoint.stored().index_timestamp)?;
+                true
+            }
+        };
+        Ok((Arc::new(index), complete || !self.config.message_index))
+    }
+
+    /// Finds the log's end and makes the entries that are missing.
+    fn scan_log(
+        &mut self,
+        table: &QueueTable,
+        index: &Index,
+        index_complete: bool,
+    ) -> Result<ScanEnd, OpenError> {
+        let resume_at = self.resume.as_ref().map(|point| point.log_offset);
+        let from = resume_at.unwrap_or_else(|| self.log_min());
+        let strict = self.bases.len().saturating_sub(STRICT_FILES);
+        let strict_from = resume_at
+            .or_else(|| self.bases.get(strict).copied())
+            .unwrap_or(0);
+        let known_below = if self.known.is_empty() { 0 } else { from };
+        let index_now = (self.config.message_index && index_complete).then_some(index);
+        let found = self.scan_once(table, index_now, from, strict_from, known_below)?;
+        if resume_at.is_none() || (index_complete && !self.lags(table)) {
+            return Ok(found);
+        }
+        let note = "queue or index files are missing; they are made again from the log";
+        self.report.notes.push(note.into());
+        let index_again = (!index_complete).then_some(index);
+        if index_again.is_some() {
+            index.rewind(None)?;
+        }
+        let again = self.scan_once(table, index_again, self.log_min(), strict_from, from)?;
+        assert!(again.end == found.end, "two scans find the same end");
+        Ok(again)
+    }
+
+    /// Whether a queue ends before what the resume point says of it.
+    fn lags(&self, table: &QueueTable) -> bool {
+        self.known.iter().any(|(topic, queues)| {
+            queues.iter().any(|(queue_id, max)| {
+                *max > table
+                    .get(topic, *queue_id)
+                    .map_or(0, |queue| queue.max_offset())
+            })
+        })
+    }
+
+    fn scan_once(
+        &mut self,
+        table: &QueueTable,
+        index: Option<&Index>,
+        from: u64,
+        strict_from: u64,
+        known_below: u64,
+    ) -> Result<ScanEnd, OpenError> {
+        let torn_possible = !self.clean;
+        let range = ScanRange {
+            bases: &self.bases,
+            file_size: self.config.commit_log_file_size,
+            from,
+            strict_from,
+            in_flight_from: if torn_possible { strict_from } else { u64::MAX },
+            check_crc: self.config.check_crc_on_recover,
+        };
+        // Of a cleanly closed store the last indexed record is indexed whole; after a crash perhaps not.
+        let mark = index
+            .and_then(Index::mark)
+            .map_or(0, |mark| mark.header.end_offset.max(0));
+        let indexed_to = mark as u64 + u64::from(self.clean && mark > 0);
+        let mut rebuild = Rebuild {
+            table,
+            index,
+            indexed_to,
+            delay_levels_ms: &self.config.delay_levels_ms,
+            known_below,
+            known: &self.known,
+            entries: 0,
+            inner_batches: 0,
+        };
+        let mut progress = Progress::new(from);
+        let found = scan(&mut self.window, &range, &mut |scanned| {
+            progress.at(scanned.offset);
+            rebuild.record(scanned)
+        })?;
+        if rebuild.inner_batches > 0 {
+            let count = rebuild.inner_batches;
+            self.report.notes.push(format!(
+                "{count} records of batch queues (queue.type=BatchCQ) are kept in the log but cannot be read"
+            ));
+        }
+        self.report.scanned_bytes += found.end - from;
+        self.report.rebuilt_entries += rebuild.entries;
+        Ok(found)
+    }
+
+    /// Removes entries of records that are not in the log.
+    fn cut_entries(
+        &self,
+        table: &QueueTable,
+        index: &Index,
+        log_end: u64,
+    ) -> Result<(), OpenError> {
+        for queue in table.all() {
+            if queue.log_end() > log_end {
+                queue.truncate(log_end)?;
+            }
+        }
+        let indexed = index.mark().map_or(-1, |mark| mark.header.end_offset);
+        if u64::try_from(indexed).is_ok_and(|indexed| indexed >= log_end) {
+            index.truncate(log_end)?;
+        }
+        Ok(())
+    }
+
+    /// Removes files beyond the log's end and zeroes what stands behind it in its file: a later record could
+    /// bring it back to life.
+    fn cut_log(&mut self, found: &ScanEnd) -> Result<(), OpenError> {
+        let end = found.end;
+        for base in self.bases.iter().filter(|base| **base > end) {
+            remove(&self.window.path_of(*base))?;
+        }
+        if self.bases.last().is_some_and(|base| *base > end) {
+            let directory = self.layout.commit_log();
+            sync_directory(directory).map_err(FileError::at("sync", directory))?;
+        }
+        self.bases.retain(|base| *base <= end);
+        let believed = self.clean && self.resume.is_some();
+        let zeros_behind = believed && found.reason == Some(RecordError::Magic { found: 0 });
+        let size = self.config.commit_log_file_size;
+        let holds_end = self.bases.last().is_some_and(|base| end < base + size);
+        if holds_end && !zeros_behind {
+            self.window.forget();
+            wipe_from(&mut self.window, end, size)?;
+        }
+        self.window.forget();
+        Ok(())
+    }
+
+    /// Sets the smallest offsets from the log's start, and the next ones so that none is given twice.
+    fn set_offsets(&self, table: &QueueTable) -> Result<(), OpenError> {
+        let log_min = self.log_min();
+        for queue in table.all() {
+            let known = self
+                .known
+                .get(&*queue.topic)
+                .and_then(|queues| queues.get(&queue.queue_id));
+            let believed =
+                self.clean && self.resume.is_some() && known == Some(&queue.max_offset());
+            if !believed {
+                queue.correct_min(log_min)?;
+            }
+            queue.set_next_offset(queue.max_offset());
+        }
+        for (topic, queues) in &self.known {
+            for (queue_id, next) in queues {
+                let queue = table.get_or_create(topic, *queue_id);
+                queue.set_next_offset(queue.next_offset().max(*next));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Says how far a long scan has come.
+struct Progress {
+    next: u64,
+    started: std::time::Instant,
+    said: std::time::Instant,
+}
+
+impl Progress {
+    fn new(from: u64) -> Progress {
+        let now = std::time::Instant::now();
+        Progress {
+            next: from,
+            started: now,
+            said: now,
+        }
+    }
+
+    fn at(&mut self, offset: u64) {
+        if offset < self.next {
+            return;
+        }
+        self.next = offset + (64 << 20);
+        if self.said.elapsed().as_secs() >= 2 {
+            self.said = std::time::Instant::now();
+            let seconds = self.started.elapsed().as_secs();
+            tracing::info!("looking at the log: at offset {offset} after {seconds} s");
+        }
+    }
+}
+
+fn report_damage(found: &ScanEnd) {
+    for damage in &found.damage {
+        tracing::warn!(
+            offset = damage.offset,
+            resumed = damage.resumed,
+            problem = %damage.problem,
+            "damaged place in the log"
+        );
+    }
+}
+
+fn remove(path: &PathBuf) -> Result<(), OpenError> {
+    tracing::warn!(path = %path.display(), "removing a file beyond the log's end");
+    Ok(std::fs::remove_file(path).map_err(FileError::at("remove", path))?)
+}
+
+/// Zeroes whatever is not zero from `end` to the end of its file, durably.
+fn wipe_from(window: &mut LogWindow, end: u64, file_size: u64) -> Result<(), OpenError> {
+    let path = window.path_of(end);
+    let base = window.base_of(end);
+    let file_end = base + file_size;
+    let mut file: Option<File> = None;
+    let mut at = end;
+    while at < file_end {
+        // A hole reads as zeros; whole ones are stepped over.
+        let size = (SCAN_BYTES as u64 - at % SCAN_BYTES as u64).min(file_end - at) as usize;
+        let limits = WindowLimits::QUIET;
+        let dirty = window
+            .bytes(at, size, limits, SCAN_BYTES)?
+            .map_or(0..0, dirty_part);
+        if !dirty.is_empty() {
+            let opened = match file.take() {
+                Some(file) => file,
+                None => OpenOptions::new()
+                    .write(true)
+                    .open(&path)
+                    .map_err(FileError::at("open", &path))?,
+            };
+            let zeros = vec![0; dirty.len()];
+            opened
+                .write_all_at(&zeros, at - base + dirty.start as u64)
+                .map_err(FileError::at("zero the end of", &path))?;
+            file = Some(opened);
+        }
+        at += size as u64;
+    }
+    if let Some(file) = file {
+        file.sync_all().map_err(FileError::at("sync", &path))?;
+    }
+    Ok(())
+}
+
+/// From the first to the last byte that is not zero.
+fn dirty_part(bytes: &[u8]) -> std::ops::Range<usize> {
+    let first = bytes.iter().position(|byte| *byte != 0);
+    let last = bytes.iter().rposition(|byte| *byte != 0);
+    match (first, last) {
+        (Some(first), Some(last)) => first..last + 1,
+        _ => 0..0,
+    }
+}

@@ -1,0 +1,256 @@
+//! Stores that Apache RocketMQ 4.9.7 and 5.3.3 wrote, whole and damaged, opened and compared with what Apache
+//! itself reports after opening them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use saturnmq_storage::error::OpenError;
+use saturnmq_storage::format::record::Record;
+use saturnmq_storage::reader::{StoreReader, TimeBoundary};
+use saturnmq_storage::store::Store;
+use serde_json::Value;
+
+use crate::support::{Golden, names, open, ranges, read_all, unpack};
+
+/// Stores that must be refused: a file that does not belong, or of the wrong length.
+const REFUSED: [&str; 2] = ["foreign-file-4.9.7", "short-file-4.9.7"];
+
+/// What the better of the two brokers reports for a store.
+fn expected(golden: &Golden) -> &Value {
+    let by_version = &golden.manifest["expected"];
+    let new = golden.name.starts_with("longtopic-v2") || by_version["4.9.7"]["loaded"] != true;
+    &by_version[if new { "5.3.3" } else { "4.9.7" }]
+}
+
+/// Queues with their ranges, corrected where this store does better than Apache.
+fn expected_ranges(golden: &Golden) -> BTreeMap<String, (i64, i64)> {
+    let number = |range: &Value, index: usize| range[index].as_i64().expect("offset");
+    let queues = expected(golden)["queues"].as_object().expect("queues");
+    let pairs = queues
+        .iter()
+        .map(|(name, range)| (name.clone(), (number(range, 0), number(range, 1))));
+    let mut ranges: BTreeMap<_, _> = pairs.filter(|(_, range)| range.1 > 0).collect();
+    if golden.name.starts_with("one-queue-missing") {
+        // Apache rebuilds a missing queue only when all are missing.
+        for record in golden.manifest["records"].as_array().expect("records") {
+            let topic = record["topic"].as_str().expect("topic");
+            let range = ranges
+                .entry(format!("{topic}/{}", record["queueId"]))
+                .or_insert((0, 0));
+            range.1 = range
+                .1
+                .max(record["queueOffset"].as_i64().expect("offset") + 1);
+        }
+    }
+    ranges
+}
+
+fn records_by_place(golden: &Golden) -> BTreeMap<u64, &Value> {
+    let records = golden.manifest["records"].as_array().expect("records");
+    records
+        .iter()
+        .map(|record| (record["physicalOffset"].as_u64().expect("offset"), record))
+        .collect()
+}
+
+fn check_messages(golden: &Golden, store: &Store) {
+    let by_place = records_by_place(golden);
+    let mut reader = store.reader().expect("reader");
+    let mut seen = BTreeSet::new();
+    let mut damaged_reads = 0;
+    for queue in store.queues() {
+        let (messages, damaged) = read_all(&mut reader, &queue);
+        damaged_reads += damaged;
+        for message in messages {
+            seen.insert(message.physical_offset);
+            let Some(record) = by_place.get(&message.physical_offset) else {
+                continue;
+            };
+            assert_eq!(record["topic"], message.topic, "{}", golden.name);
+            assert_eq!(
+                record["queueOffset"], message.queue_offset,
+                "{}",
+                golden.name
+            );
+            assert_eq!(record["storeSize"], message.size, "{}", golden.name);
+            assert_eq!(record["bodySize"], message.body.len(), "{}", golden.name);
+        }
+    }
+    let damaged_store = golden.name.starts_with("crc-old-file");
+    assert_eq!(damaged_reads, u32::from(damaged_store), "{}", golden.name);
+    let queued = |record: &&&Value| {
+        record["sysFlag"]
+            .as_i64()
+            .is_none_or(|flag| !matches!(flag & 12, 4 | 12))
+    };
+    let bad_place = golden.name.starts_with("bad-phyoffset");
+    let log_end = store.watermarks().appended();
+    for record in by_place.values().filter(queued) {
+        let place = record["physicalOffset"].as_u64().expect("offset");
+        if bad_place && record["at"].as_u64().is_some_and(|at| at != place) {
+            continue;
+        }
+        assert!(
+            place >= log_end || seen.contains(&place),
+            "{}: {place} is lost",
+            golden.name
+        );
+    }
+}
+
+fn check_times(golden: &Golden, store: &Store) {
+    for (version, boundary) in [
+        ("4.9.7", TimeBoundary::Nearest),
+        ("5.3.3", TimeBoundary::Lower),
+    ] {
+        let reported = &golden.manifest["expected"][version];
+        let Some(times) = reported["time"].as_object() else {
+            continue;
+        };
+        let mut reader = store.reader().expect("reader");
+        for (name, probes) in times {
+            let (topic, id) = name.rsplit_once('/').expect("name");
+            let Some(queue) = store.queue(topic, id.parse().expect("id")) else {
+                continue;
+            };
+            // With several files Apache chooses one by modification time, or reports an outdated range.
+            let range = (queue.min_offset(), queue.max_offset());
+            let theirs = &reported["queues"][name];
+            if queue.max_offset() > 100 || theirs[0] != range.0 || theirs[1] != range.1 {
+                continue;
+            }
+            for probe in probes.as_array().expect("probes") {
+                let time = probe[0].as_i64().expect("time");
+                let found = reader
+                    .offset_by_time(&queue, time, boundary)
+                    .expect("search");
+                assert_eq!(
+                    probe[1], found,
+                    "{} {version} {name} at {time}",
+                    golden.name
+                );
+            }
+        }
+    }
+}
+
+fn check_keys(golden: &Golden, store: &Store) {
+    let mut reader = store.reader().expect("reader");
+    for probe in expected(golden)["keys"].as_array().into_iter().flatten() {
+        let (topic, key) = (
+            probe[0].as_str().expect("topic"),
+            probe[1].as_str().expect("key"),
+        );
+        let found = found_by_key(&mut reader, topic, key);
+        for place in probe[2].as_array().expect("places") {
+            let place = place.as_u64().expect("place");
+            assert!(
+                found.contains(&place),
+                "{}: {topic} {key} at {place}: {found:?}",
+                golden.name
+            );
+        }
+    }
+}
+
+/// Places of the records that really have the key.
+fn found_by_key(reader: &mut StoreReader, topic: &str, key: &str) -> Vec<u64> {
+    let hits = reader
+        .query_index(topic, key, 64, 0, i64::MAX)
+        .expect("query");
+    let mut found = hits.offsets;
+    let mut record = Vec::new();
+    found.retain(|place| {
+        record.clear();
+        reader.record(*place, &mut record).unwrap_or(false)
+            && Record::decode(&record).is_ok_and(|record| {
+                record
+                    .properties()
+                    .index_keys()
+                    .any(|found| found == key.as_bytes())
+            })
+    });
+    found
+}
+
+#[test]
+fn apaches_stores_open_with_everything_apache_finds_in_them() {
+    for name in names() {
+        if REFUSED.contains(&name.as_str()) || name.starts_with("batchcq") {
+            continue;
+        }
+        let golden = unpack(&name);
+        let opened = open(&golden.config).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let store = opened.store;
+        let max = expected(&golden)["maxPhy"].as_u64().unwrap_or(0);
+        assert_eq!(store.watermarks().appended(), max, "{name}: log end");
+        assert_eq!(ranges(&store), expected_ranges(&golden), "{name}");
+        check_messages(&golden, &store);
+        check_times(&golden, &store);
+        check_keys(&golden, &store);
+        store
+            .close()
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(
+            !golden.config.root.join("abort").exists(),
+            "{name}: closed cleanly"
+        );
+    }
+}
+
+#[test]
+fn a_store_opened_twice_is_the_same_store() {
+    for name in [
+        "rolled-kill9-4.9.7",
+        "basic-kill9-5.3.3",
+        "no-cq-index-clean-4.9.7",
+        "pop-clean-5.3.3",
+    ] {
+        let golden = unpack(name);
+        let store = open(&golden.config).expect("first").store;
+        let (before, end) = (ranges(&store), store.watermarks().appended());
+        store.close().expect("close");
+        let opened = open(&golden.config).expect("second");
+        assert_eq!(ranges(&opened.store), before, "{name}");
+        assert_eq!(opened.store.watermarks().appended(), end, "{name}");
+        assert_eq!(
+            opened.report.scanned_bytes, 0,
+            "{name}: nothing is scanned after a clean close"
+        );
+        check_messages(&golden, &opened.store);
+        check_keys(&golden, &opened.store);
+        opened.store.close().expect("close");
+    }
+}
+
+#[test]
+fn a_log_directory_with_foreign_or_short_files_is_refused_untouched() {
+    for name in REFUSED {
+        let golden = unpack(name);
+        let abort_before = golden.config.root.join("abort").exists();
+        let refused = open(&golden.config)
+            .err()
+            .unwrap_or_else(|| panic!("{name} opened"));
+        assert!(matches!(refused, OpenError::Layout(_)), "{name}: {refused}");
+        assert!(
+            refused.to_string().contains("commitlog"),
+            "{name}: {refused}"
+        );
+        assert_eq!(
+            golden.config.root.join("abort").exists(),
+            abort_before,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_rocksdb_queue_store_is_refused_in_words() {
+    let golden = unpack("rolled-clean-4.9.7");
+    std::fs::write(
+        golden.config.root.join("consumequeue/CURRENT"),
+        b"MANIFEST-000001\n",
+    )
+    .expect("write");
+    let refused = open(&golden.config).err().expect("refused");
+    assert!(refused.to_string().contains("RocksDB"), "{refused}");
+}
