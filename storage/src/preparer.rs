@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::append_queue::Doorbell;
+use crate::commit_log::LogStatus;
 use crate::disk::ZERO_BYTES;
 use crate::disk::aligned::AlignedMemory;
 use crate::segments::{Segment, Segments, is_no_space, sync_dir};
@@ -32,6 +33,8 @@ const NICE: i32 = 10;
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// Its `no_space` is changed under the lock only, so that a refusal never outlives its reason.
+    status: Arc<LogStatus>,
 }
 
 #[derive(Default)]
@@ -84,11 +87,13 @@ impl Preparer {
         segments: Segments,
         next_base: u64,
         marks: Arc<Watermarks>,
+        status: Arc<LogStatus>,
         bell: Arc<Doorbell>,
     ) -> io::Result<(Preparer, PreparedFiles)> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State::default()),
             changed: Condvar::new(),
+            status,
         });
         let zeros = AlignedMemory::new(ZERO_BYTES)?;
         let work = Work {
@@ -172,7 +177,10 @@ impl LogFiles for PreparedFiles {
                     zeroed_to,
                 })
             }
-            None if state.no_space => NextFile::NoSpace,
+            None if state.no_space => {
+                self.shared.status.set_no_space(true);
+                NextFile::NoSpace
+            }
             None => NextFile::NotYet,
         }
     }
@@ -238,7 +246,10 @@ impl Work {
             Some(segment) => segment,
             None => {
                 let created = self.segments.create(self.next_base)?;
-                self.shared.lock().no_space = false;
+                let mut state = self.shared.lock();
+                state.no_space = false;
+                self.shared.status.set_no_space(false);
+                drop(state);
                 self.spare.insert(created)
             }
         };
@@ -397,7 +408,7 @@ mod tests {
         };
         let marks = Arc::new(Watermarks::new(FlushMode::Sync, 0));
         let bell = Arc::new(Doorbell::new().expect("eventfd"));
-        Preparer::start(segments, SIZE, marks, bell).expect("start")
+        Preparer::start(segments, SIZE, marks, Arc::default(), bell).expect("start")
     }
 
     fn take(files: &mut PreparedFiles, base: u64, urgent: bool) -> LogFile<File> {
@@ -458,7 +469,9 @@ mod tests {
             assert!(Instant::now() < deadline, "never refused");
             std::thread::yield_now();
         }
+        assert!(files.shared.status.no_space());
         std::fs::create_dir(&log).expect("directory");
         assert_eq!(take(&mut files, SIZE, false).base, SIZE);
+        assert!(!files.shared.status.no_space());
     }
 }

@@ -105,7 +105,7 @@ impl Segments {
             placed_at,
         };
         if self.prepare {
-            rustix::fs::fallocate(&segment.file, FallocateFlags::empty(), 0, self.file_size)?;
+            allocate(&segment.file, self.file_size)?;
         } else {
             segment.file.set_len(self.file_size)?;
         }
@@ -167,7 +167,7 @@ impl Segments {
         }
         let mut zeroed_to = self.file_size;
         if self.prepare {
-            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, self.file_size)?;
+            allocate(&file, self.file_size)?;
             if self.direct {
                 // Allocated blocks that were never written count as a hole.
                 zeroed_to = rustix::fs::seek(&file, SeekFrom::Hole(from)).unwrap_or(zeroed_to);
@@ -179,6 +179,14 @@ impl Segments {
             zeroed_to,
             placed_at: None,
         }))
+    }
+}
+
+/// Gives a file its size and its blocks; only the size on filesystems that cannot allocate ahead.
+fn allocate(file: &File, size: u64) -> io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => file.set_len(size),
+        other => Ok(other?),
     }
 }
 

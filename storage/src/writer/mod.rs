@@ -566,7 +566,6 @@ where
         match self.files.take(base) {
             NextFile::Ready(next) => {
                 assert_eq!(next.base, base, "another file than the log goes on in");
-                self.status.set_no_space(false);
                 if !no_file {
                     let blank = self.geometry.blank(at);
                     self.tail.write(at, &blank);
@@ -580,10 +579,7 @@ where
                 self.files.want(base, true);
                 Step::Blocked
             }
-            NextFile::NoSpace => {
-                self.status.set_no_space(true);
-                self.refuse(port, entry, AppendFailure::NoSpace)
-            }
+            NextFile::NoSpace => self.refuse(port, entry, AppendFailure::NoSpace),
         }
     }
 }

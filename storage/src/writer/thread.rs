@@ -98,10 +98,12 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
     let active = open_active(&segments, base, start.end, &mut tail_writer)
         .map_err(FileError::at("open", &segments.path(base)))?;
     let marks = Arc::clone(&connections.marks);
+    let status = Arc::new(LogStatus::default());
     let (preparer, files) = Preparer::start(
         segments,
         base + geometry.file_size,
         marks,
+        Arc::clone(&status),
         Arc::clone(&bell),
     )
     .map_err(|source| OpenError::Thread {
@@ -114,7 +116,6 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
         record_bytes: config.max_record_size(),
     };
     let (ports, ends) = (0..ports).map(|_| port(limits, Arc::clone(&bell))).unzip();
-    let status = Arc::new(LogStatus::default());
     let stop = Arc::new(AtomicBool::new(false));
     let seed = Seed {
         geometry,
