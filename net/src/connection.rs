@@ -102,8 +102,8 @@ impl Unread {
         &self.bytes[self.start..]
     }
 
-    /// Appends received bytes. Capacity doubles, but not past `wanted` unread bytes when those
-    /// suffice: memory follows what was received, never what a length word announces.
+    /// Appends received bytes. Capacity doubles, but not past a frame of `wanted` bytes (0: not
+    /// known): memory follows what was received, never what a length word announces.
     pub fn append(&mut self, more: &[u8], wanted: usize) {
         if self.start > 0 && self.bytes.len() + more.len() > self.bytes.capacity() {
             self.bytes.drain(..self.start);
@@ -112,7 +112,8 @@ impl Unread {
         let needed = self.bytes.len() + more.len();
         if needed > self.bytes.capacity() {
             let doubled = self.bytes.capacity().saturating_mul(2).max(4096);
-            let target = doubled.min(wanted.max(needed)).max(needed);
+            let most = if wanted == 0 { doubled } else { wanted };
+            let target = doubled.min(most).max(needed);
             self.bytes.reserve_exact(target - self.bytes.len());
         }
         self.bytes.extend_from_slice(more);
@@ -426,5 +427,68 @@ impl Outbox {
 
     pub(crate) fn slot_count(&self) -> usize {
         self.slots.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn socket() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    #[test]
+    fn an_id_is_not_valid_for_the_next_connection_in_its_slot() {
+        let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let mut table = Outbox::new();
+        let first = table.insert(socket(), peer, 0);
+        assert!(table.remove(first).is_some());
+        let second = table.insert(socket(), peer, 0);
+        assert_eq!(first.index(), second.index());
+        assert_ne!(first, second);
+        assert!(table.buffer(first).is_none());
+        assert!(table.remove(first).is_none());
+        assert!(table.buffer(second).is_some());
+        assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn an_id_survives_its_way_through_a_completion() {
+        let id = ConnectionId::new(0xff_ffff, u32::MAX);
+        let tagged = id.bits() << 8 | 0xff;
+        assert_eq!(ConnectionId::from_bits(tagged >> 8), id);
+    }
+
+    #[test]
+    fn unread_memory_follows_what_was_received_not_what_was_announced() {
+        let mut unread = Unread::default();
+        unread.append(&[0; 100], 16 << 20);
+        assert!(unread.capacity() <= 4096);
+        for _ in 0..100 {
+            unread.append(&[0; 1000], 16 << 20);
+            assert!(unread.capacity() <= 2 * unread.len().max(4096));
+        }
+    }
+
+    #[test]
+    fn unread_memory_does_not_grow_past_a_known_frame() {
+        let mut unread = Unread::default();
+        for _ in 0..10 {
+            unread.append(&[0; 1000], 10_000);
+        }
+        assert_eq!((unread.len(), unread.capacity()), (10_000, 10_000));
+    }
+
+    #[test]
+    fn a_large_buffer_is_given_back_once_it_is_empty() {
+        let mut unread = Unread::default();
+        unread.append(&vec![0; 2 * KEPT_CAPACITY], 0);
+        unread.consume(2 * KEPT_CAPACITY - 1);
+        assert!(unread.capacity() > KEPT_CAPACITY);
+        unread.consume(1);
+        assert_eq!(unread.capacity(), 0);
     }
 }

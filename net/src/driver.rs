@@ -140,6 +140,23 @@ pub(crate) struct Shared {
     pub inbox: Receiver<Newcomer>,
 }
 
+impl Shared {
+    pub fn new(index: usize, inbox: Receiver<Newcomer>) -> io::Result<Shared> {
+        Ok(Shared {
+            index,
+            asleep: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+            ring_fd: AtomicI32::new(-1),
+            // Blocking: a ring would refuse to wait on a non-blocking descriptor.
+            wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?,
+            counters: Counters::default(),
+            inbox,
+        })
+    }
+}
+
 /// A core, seen from other threads.
 #[derive(Clone)]
 pub struct CoreHandle {
@@ -288,18 +305,7 @@ pub fn spawn_core<P: Protocol + 'static>(
         .check()
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     let (sender, receiver) = crossbeam_channel::bounded(settings.limits.inbox);
-    let shared = Arc::new(Shared {
-        index: settings.index,
-        asleep: AtomicBool::new(false),
-        stopping: AtomicBool::new(false),
-        ended: AtomicBool::new(false),
-        connections: AtomicUsize::new(0),
-        ring_fd: AtomicI32::new(-1),
-        // Blocking: a ring would refuse to wait on a non-blocking descriptor.
-        wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?,
-        counters: Counters::default(),
-        inbox: receiver,
-    });
+    let shared = Arc::new(Shared::new(settings.index, receiver)?);
     let handle = CoreHandle {
         shared: Arc::clone(&shared),
         inbox: sender,

@@ -15,9 +15,9 @@ use crate::driver::{Protocol, Shared, count};
 use crate::pass::{Core, Sending, Transport, Wait};
 
 /// Events taken by one wait.
-const EVENTS: usize = 1024;
+const EVENTS: usize = 256;
 /// Bytes received by one call.
-const RECEIVE: usize = 256 * 1024;
+const RECEIVE: usize = 64 * 1024;
 const WAKE: u64 = u64::MAX;
 
 struct Line {

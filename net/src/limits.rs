@@ -20,6 +20,9 @@ pub struct Limits {
     pub requests_in_flight: u32,
     /// Received bytes a core keeps for frames that are not complete or not taken yet.
     pub reassembly_bytes: usize,
+    /// How long one connection may take to complete its frame while others are not read because
+    /// the memory for incomplete frames is used up.
+    pub turn: Duration,
     /// Bytes a stalled connection may hold before it is not read any more.
     pub stalled_bytes: usize,
     /// A connection without reads and writes for this long is closed.
@@ -37,6 +40,7 @@ impl Default for Limits {
             unsent_bytes: 4 * 1024 * 1024,
             requests_in_flight: 4096,
             reassembly_bytes: 64 * 1024 * 1024,
+            turn: Duration::from_secs(5),
             stalled_bytes: 128 * 1024,
             idle: Duration::from_secs(120),
             stop: Duration::from_secs(10),

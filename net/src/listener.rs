@@ -138,7 +138,7 @@ impl Acceptor {
         let turns = (0..count).map(|step| (self.first + step) % count);
         // The iterator has at least one element: there is at least one core.
         turns
-            .min_by_key(|&core| self.cores[core].connections())
+            .min_by_key(|&core| (self.cores[core].has_ended(), self.cores[core].connections()))
             .unwrap_or(0)
     }
 

@@ -6,6 +6,8 @@
 
 mod offer;
 mod settle;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,8 +31,6 @@ const LINGER: Duration = Duration::from_millis(300);
 const CUT: Duration = Duration::from_secs(2);
 /// Longest time between two looks at connections for quiet ones.
 const SWEEP: Duration = Duration::from_secs(5);
-/// How long one connection may go over the reassembly memory while others wait for it.
-const TURN: Duration = Duration::from_secs(5);
 /// A connection quiet for this long gives its buffers back.
 const BUFFERS_KEPT_MS: u64 = 10_000;
 /// First byte of a TLS handshake; a frame's first byte is 0.

@@ -108,10 +108,7 @@ pub fn choose_named(name: Option<&str>) -> Result<Engine, ProbeError> {
         why: refusal(&error),
     };
     match name {
-        None | Some("") => Ok(match crate::ring::probe(Features::FULL) {
-            Ok(features) => Engine::Uring(features),
-            Err(error) => Engine::Epoll(refusal(&error)),
-        }),
+        None | Some("") => Ok(best()),
         Some("uring") => match crate::ring::probe(Features::FULL) {
             Ok(features) => Ok(Engine::Uring(features)),
             Err(error) => Err(refused("uring", error)),
@@ -123,6 +120,17 @@ pub fn choose_named(name: Option<&str>) -> Result<Engine, ProbeError> {
         Some("epoll") => Ok(Engine::Epoll(format!("{IO_VARIABLE}=epoll"))),
         Some(other) => Err(ProbeError::Unknown(other.to_owned())),
     }
+}
+
+fn best() -> Engine {
+    let engine = match crate::ring::probe(Features::FULL) {
+        Ok(features) => Engine::Uring(features),
+        Err(error) => Engine::Epoll(refusal(&error)),
+    };
+    if engine != Engine::Uring(Features::FULL) {
+        tracing::warn!(%engine, "this host does not offer all of io_uring");
+    }
+    engine
 }
 
 /// Why io_uring is refused, in words that say what to do.

@@ -32,6 +32,8 @@ harness::each_engine! {
     a_stop_answers_what_is_in_flight,
     a_quiet_connection_is_closed_and_a_busy_one_is_not,
     incomplete_frames_over_the_memory_all_complete_in_turn,
+    a_peer_that_trickles_a_frame_does_not_hold_up_the_rest,
+    connections_that_come_and_go_leave_nothing_behind,
     a_closed_connection_takes_no_answer_though_its_slot_is_used_again,
     a_refused_socket_is_closed,
     a_pass_enters_the_kernel_about_once,
@@ -452,6 +454,86 @@ fn incomplete_frames_over_the_memory_all_complete_in_turn(engine: Engine) {
     server.stop();
 }
 
+fn a_peer_that_trickles_a_frame_does_not_hold_up_the_rest(engine: Engine) {
+    let limits = Limits {
+        max_frame: 512 * 1024,
+        reassembly_bytes: 512 * 1024,
+        turn: Duration::from_millis(200),
+        ..Limits::default()
+    };
+    let server = Server::start(engine, limits);
+    let bytes_in = || server.handle.counters().bytes_in.load(Ordering::Relaxed);
+    let mut silent: Vec<_> = (0..4).map(|_| server.connect()).collect();
+    for client in &mut silent {
+        client
+            .write_all(&numbered(b'e', 1, 500_000)[..200_000])
+            .unwrap();
+    }
+    until("the memory is used up", || bytes_in() > 600_000);
+    let mut honest = server.connect();
+    for number in 0..3 {
+        honest.write_all(&numbered(b'e', number, 300_000)).unwrap();
+        assert!(read_frame(&mut honest).unwrap() == numbered(b'e', number, 300_000));
+    }
+    until("a silent one was closed", || server.closed() > 0);
+    server.stop();
+}
+
+fn connections_that_come_and_go_leave_nothing_behind(engine: Engine) {
+    let _alone = MANY_DESCRIPTORS
+        .lock()
+        .unwrap_or_else(|poison| poison.into_inner());
+    let server = Server::start(engine, Limits::default());
+    let address = server.address;
+    let visitors: Vec<_> = (0..4u32)
+        .map(|visitor| {
+            std::thread::spawn(move || {
+                for round in 0..150u32 {
+                    visit(address, visitor * 1000 + round);
+                }
+            })
+        })
+        .collect();
+    visitors
+        .into_iter()
+        .for_each(|visitor| visitor.join().unwrap());
+    until("all came and went", || {
+        server.closed() == 600 && server.opened() == 600
+    });
+    until("none is left", || server.handle.connections() == 0);
+    let mut last = server.connect();
+    last.write_all(&numbered(b'e', 1, 100)).unwrap();
+    assert_eq!(read_frame(&mut last).unwrap(), numbered(b'e', 1, 100));
+    server.stop();
+}
+
+/// One of the ways to use and to leave a connection, chosen by `number`.
+fn visit(address: std::net::SocketAddr, number: u32) {
+    let mut client = harness::connect(address);
+    let size = (number.wrapping_mul(2_654_435_761) >> 12) as usize % 100_000;
+    let sent = numbered(b'e', number, size);
+    match number % 6 {
+        0 => {}
+        1 => {
+            client.write_all(&sent).unwrap();
+            assert!(read_frame(&mut client).unwrap() == sent);
+        }
+        2 => client.write_all(&sent[..sent.len() / 2]).unwrap(),
+        3 => client.write_all(&sent).unwrap(),
+        4 => {
+            client.write_all(&sent).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(harness::read_to_end(&mut client), sent.len());
+        }
+        _ => {
+            client.write_all(&sent).unwrap();
+            socket2::SockRef::from(&client)
+                .set_linger(Some(Duration::ZERO))
+                .unwrap();
+        }
+    }
+}
+
 fn a_closed_connection_takes_no_answer_though_its_slot_is_used_again(engine: Engine) {
     let server = Server::start(engine, Limits::default());
     let mut first = server.connect();
@@ -497,6 +579,7 @@ fn a_pass_enters_the_kernel_about_once(engine: Engine) {
     let counters = server.handle.counters();
     let passes = counters.passes.load(Ordering::Relaxed);
     let enters = counters.enters.load(Ordering::Relaxed);
+    println!("{enters} system calls in {passes} passes");
     assert!(
         enters <= passes + passes / 20 + 5,
         "{enters} system calls in {passes} passes"

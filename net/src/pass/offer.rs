@@ -40,7 +40,11 @@ impl<P: Protocol> Core<P> {
         }
     }
 
-    fn put_back(&mut self, id: ConnectionId, unread: Unread, before: usize) {
+    fn put_back(&mut self, id: ConnectionId, mut unread: Unread, before: usize) {
+        // Kept for the next frame, unless that would keep others from being read.
+        if unread.is_empty() && self.reassembly > self.limits.reassembly_bytes / 2 {
+            unread = Unread::default();
+        }
         let after = unread.capacity();
         match self.io.get_mut(id) {
             Some(connection) => {

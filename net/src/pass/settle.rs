@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::{Core, Sending, Stop, TURN, Transport};
+use super::{Core, Sending, Stop, Transport};
 use crate::connection::{Connection, ConnectionId, Holds, Reading, Stage, Unread};
 use crate::driver::{Protocol, count};
 
@@ -129,15 +129,18 @@ impl<P: Protocol> Core<P> {
             if !connection.starved {
                 connection.starved = true;
                 self.starved.push_back(id);
-                self.next_sweep = self.next_sweep.min(self.now + TURN);
+                self.next_sweep = self.next_sweep.min(self.now + self.limits.turn);
                 count(&self.shared.counters.held, 1);
             }
         }
     }
 
     fn favour(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.io.get_mut(id) {
+            connection.holds.clear(Holds::MEMORY);
+        }
         self.favoured = Some(id);
-        self.turn_ends = self.now + TURN;
+        self.turn_ends = self.now + self.limits.turn;
     }
 
     /// Lets connections that wait for reassembly memory go on: all when there is enough, else one.

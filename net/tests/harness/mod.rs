@@ -95,6 +95,19 @@ pub fn read_to_end(stream: &mut TcpStream) -> usize {
     }
 }
 
+/// A connection that gives up after 20 s.
+pub fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    stream
+        .set_write_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    stream
+}
+
 /// Waits for a condition, at most 20 s.
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -267,15 +280,7 @@ impl Server {
     }
 
     pub fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_nodelay(true).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(20)))
-            .unwrap();
-        stream
-            .set_write_timeout(Some(Duration::from_secs(20)))
-            .unwrap();
-        stream
+        connect(self.address)
     }
 
     pub fn opened(&self) -> usize {
