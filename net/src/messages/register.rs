@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
+use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -12,8 +13,9 @@ use super::headers;
 use super::topic::{TopicConfig, TopicConfigSerializeWrapper, TopicFilterType};
 use crate::fastjson::{self, BodyError};
 
-/// First version whose compressed bodies have a part about static topics.
-const VERSION_WITH_MAPPINGS: i32 = 413;
+/// First version whose compressed bodies have attributes of topics and a part about static topics;
+/// earlier ones refuse them.
+const VERSION_5: i32 = 413;
 
 /// Largest size of a compressed body after inflation, in bytes.
 const MAX_INFLATED: u64 = 64 * 1024 * 1024;
@@ -133,10 +135,10 @@ impl RegisterBrokerBody {
         push_json(&mut plain, &wrapper.data_version)?;
         push_number(&mut plain, wrapper.topic_config_table.len());
         for topic in wrapper.topic_config_table.values() {
-            push_part(&mut plain, &topic_to_text(topic)?);
+            push_part(&mut plain, &topic_to_text(topic, version)?);
         }
         push_json(&mut plain, &self.filter_server_list)?;
-        if version >= VERSION_WITH_MAPPINGS {
+        if version >= VERSION_5 {
             push_number(&mut plain, wrapper.topic_queue_mapping_info_map.len());
             for mapping in wrapper.topic_queue_mapping_info_map.values() {
                 push_json(&mut plain, mapping)?;
@@ -227,7 +229,7 @@ fn topic_from_text(text: &[u8]) -> Result<TopicConfig, BodyError> {
     })
 }
 
-fn topic_to_text(topic: &TopicConfig) -> Result<Vec<u8>, BodyError> {
+fn topic_to_text(topic: &TopicConfig, version: i32) -> Result<Vec<u8>, BodyError> {
     let TopicConfig {
         topic_name,
         read_queue_nums,
@@ -236,8 +238,94 @@ fn topic_to_text(topic: &TopicConfig) -> Result<Vec<u8>, BodyError> {
         ..
     } = topic;
     let filter = topic.topic_filter_type.name();
-    let head = format!("{topic_name} {read_queue_nums} {write_queue_nums} {perm} {filter} ");
-    let mut text = head.into_bytes();
-    fastjson::write(&mut text, &topic.attributes)?;
-    Ok(text)
+    let mut text = format!("{topic_name} {read_queue_nums} {write_queue_nums} {perm} {filter}");
+    if version >= VERSION_5 {
+        let attributes = serde_json::to_string(&topic.attributes).map_err(BodyError::custom)?;
+        // Apache cuts the text at every blank, also at one inside an attribute.
+        text.push(' ');
+        text.push_str(&attributes.replace(' ', "\\u0020"));
+    }
+    Ok(text.into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Topics T1 (3 read, 4 write queues, `message.type` FIFO) and T2, filter server f:1; written
+    /// by Apache RocketMQ 5.3.3.
+    const BY_5_3_3: &str = concat!(
+        "78da636060b0a8564ace2fcd2b492d52b232d0512a2e492c490d4b2d2acecccf030b9464e6a60205730b",
+        "94ac0ccd2dcd0c0c2c0c2c4c0d0c0d6a1918189880583bc450c158c144c14c21d8d3cfddc7353ec4d15d",
+        "a15a09a8a938313d55afa4b22055c94ac9cdd3cd5f09a44522c448c1d00c84503580e4d8a395d2ac0c95",
+        "62814c06008ed62685",
+    );
+    /// The same without the attribute; written by Apache RocketMQ 4.9.7.
+    const BY_4_9_7: &str = concat!(
+        "78da63606050af564ace2fcd2b492d52b232d0512ac9cc4d2d2e49cc2d50b23234b7343330b030b03035",
+        "b634ac656060600262e1104305630513053385604f3f771fd7f8104777a0b068889182a11908a149b047",
+        "2ba559192ac5020041b71799",
+    );
+
+    fn bytes(hexadecimal: &str) -> Vec<u8> {
+        let pairs = hexadecimal.as_bytes().chunks(2);
+        let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).expect("ASCII"), 16);
+        pairs
+            .map(|digits| pair(digits).expect("two digits"))
+            .collect()
+    }
+
+    #[test]
+    fn compressed_bodies_of_apache_are_read() {
+        for (body, attributes) in [(BY_5_3_3, 1), (BY_4_9_7, 0)] {
+            let body = RegisterBrokerBody::decode(&bytes(body), true).expect("Apache's body");
+            assert_eq!(body.filter_server_list, ["f:1"]);
+            let topics = body.topic_config_serialize_wrapper.topic_config_table;
+            let first = &topics["T1"];
+            assert_eq!(
+                (first.read_queue_nums, first.write_queue_nums, first.perm),
+                (3, 4, 6)
+            );
+            assert_eq!(first.attributes.len(), attributes);
+            assert_eq!(topics["T2"].write_queue_nums, 16);
+        }
+    }
+
+    #[test]
+    fn compressed_bodies_are_read_back_but_for_what_old_ones_lack() {
+        let mut topic = TopicConfig {
+            topic_name: "T".into(),
+            ..TopicConfig::default()
+        };
+        topic
+            .attributes
+            .insert("with a blank".into(), "and another".into());
+        let mut body = RegisterBrokerBody::default();
+        let table = &mut body.topic_config_serialize_wrapper.topic_config_table;
+        table.insert("T".into(), topic);
+        let new = body.encode_compressed(479).expect("a body");
+        assert_eq!(RegisterBrokerBody::decode(&new, true).as_ref(), Ok(&body));
+        let old = body.encode_compressed(399).expect("a body");
+        let old = RegisterBrokerBody::decode(&old, true).expect("a body");
+        assert!(
+            old.topic_config_serialize_wrapper.topic_config_table["T"]
+                .attributes
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn absent_bodies_are_empty_and_broken_ones_errors() {
+        assert_eq!(
+            RegisterBrokerBody::decode(b"", true),
+            Ok(RegisterBrokerBody::default())
+        );
+        let whole = bytes(BY_5_3_3);
+        for end in 1..whole.len() {
+            assert!(
+                RegisterBrokerBody::decode(&whole[..end], true).is_err(),
+                "{end}"
+            );
+        }
+    }
 }
