@@ -1,7 +1,7 @@
 //! Messages by key and by place: requests 12 and 33 (docs/behaviour.md, Querying messages).
 
 use saturnmq_net::messages::query::{QueryMessage, ViewMessage};
-use saturnmq_storage::format::record::Record;
+use saturnmq_storage::index_file::IndexHits;
 
 use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
@@ -34,23 +34,18 @@ pub fn by_key(broker: &Broker, request: &Request<'_>) -> Answer {
             .reader
             .query_index(&topic, &key, wanted, begin, end);
         match found {
-            Ok(offsets) => collect(services, &offsets),
+            Ok(hits) => collect(services, &hits),
             Err(error) => Reply::error(SYSTEM_ERROR, error.to_string()),
         }
     }))
 }
 
-fn collect(services: &mut ServiceContext, offsets: &[u64]) -> Reply {
+fn collect(services: &mut ServiceContext, hits: &IndexHits) -> Reply {
     let mut body = Vec::new();
-    let (mut last_offset, mut last_time) = (0, 0);
-    for &offset in offsets {
+    for &offset in &hits.offsets {
         let before = body.len();
         match services.reader.record(offset, &mut body) {
-            Ok(true) if body.len() <= MAX_BYTES => {
-                if let Ok(record) = Record::decode(body.get(before..).unwrap_or_default()) {
-                    (last_offset, last_time) = (offset, record.store_timestamp());
-                }
-            }
+            Ok(true) if body.len() <= MAX_BYTES => {}
             Ok(true) => {
                 body.truncate(before);
                 break;
@@ -63,8 +58,8 @@ fn collect(services: &mut ServiceContext, offsets: &[u64]) -> Reply {
         return not_found();
     }
     Reply::success()
-        .field("indexLastUpdateTimestamp", last_time)
-        .field("indexLastUpdatePhyoffset", last_offset)
+        .field("indexLastUpdateTimestamp", hits.last_timestamp)
+        .field("indexLastUpdatePhyoffset", hits.last_offset)
         .body(body)
 }
 
