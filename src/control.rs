@@ -3,7 +3,6 @@
 //! It runs a tokio-uring runtime where io_uring works, and a plain tokio runtime of one thread
 //! where it does not; both run the same tasks. No request passes through it.
 
-use std::cell::RefCell;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
@@ -11,10 +10,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use saturnmq_net::listener::{self, Acceptor, AfterError, BindError};
+use saturnmq_net::listener::{self, Acceptor, BindError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
+use crate::accept::Accepting;
 use crate::answer::CoreMessage;
 use crate::broker::{Broker, Ports};
 use crate::cli::serve::ServeError;
@@ -141,11 +141,14 @@ pub struct Parts {
 ///
 /// # Errors
 /// The runtime cannot be made, or the stop was not clean.
-pub fn run(parts: Parts) -> Result<(), ServeError> {
+pub fn run(mut parts: Parts) -> Result<(), ServeError> {
     if parts.ring {
         match tokio_uring::Runtime::new(tokio_uring::builder().entries(64)) {
             Ok(runtime) => return runtime.block_on(serve(parts)),
-            Err(error) => tracing::warn!("the control thread does without io_uring: {error}"),
+            Err(error) => {
+                tracing::warn!("the control thread does without io_uring: {error}");
+                parts.ring = false;
+            }
         }
     }
     let failed = |source| ServeError::Start {
@@ -191,7 +194,7 @@ async fn serve(parts: Parts) -> Result<(), ServeError> {
         cores,
         services,
         sockets,
-        ..
+        ring,
     } = parts;
     let mut signals = Signals::new()?;
     let source: Arc<dyn StateSource> = Arc::clone(&broker) as _;
@@ -199,7 +202,12 @@ async fn serve(parts: Parts) -> Result<(), ServeError> {
     let registrar = Arc::new(Registrar::new(Arc::clone(&broker)));
     announce_topics(&broker, &registrar);
     registrar.spawn();
-    let accepting = start_accepting(sockets, &cores)?;
+    let handles = cores.iter().map(|core| core.handle.clone()).collect();
+    let accepting = Accepting::start(sockets.into_listeners(), Acceptor::new(handles), ring)
+        .map_err(|source| ServeError::Start {
+            what: "accepting connections",
+            source,
+        })?;
     start_schedules(&broker);
     let notifier = Notifier::from_environment().map(Rc::new);
     if let Some(notifier) = &notifier {
@@ -272,54 +280,6 @@ fn announce_topics(broker: &Arc<Broker>, registrar: &Arc<Registrar>) {
     broker.register_local();
 }
 
-/// Accepting tasks, and the sockets to stop them by.
-struct Accepting {
-    tasks: Vec<tokio::task::JoinHandle<()>>,
-}
-
-fn start_accepting(sockets: Sockets, cores: &[RunningCore]) -> Result<Accepting, ServeError> {
-    let failed = |source| ServeError::Start {
-        what: "accepting connections",
-        source,
-    };
-    let handles = cores.iter().map(|core| core.handle.clone()).collect();
-    let acceptor = Rc::new(RefCell::new(Acceptor::new(handles)));
-    let mut tasks = Vec::new();
-    for listener in sockets.into_listeners() {
-        let port = port_of(&listener);
-        listener.set_nonblocking(true).map_err(failed)?;
-        let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
-        let acceptor = Rc::clone(&acceptor);
-        tasks.push(tokio::task::spawn_local(accept_all(
-            listener, port, acceptor,
-        )));
-    }
-    Ok(Accepting { tasks })
-}
-
-async fn accept_all(listener: tokio::net::TcpListener, port: u16, acceptor: Rc<RefCell<Acceptor>>) {
-    loop {
-        let accepted = match listener.accept().await {
-            Ok((stream, peer)) => stream.into_std().map(|stream| (stream, peer)),
-            Err(error) => Err(error),
-        };
-        match accepted {
-            // Never borrowed across an await: this thread alone runs these tasks.
-            Ok((stream, peer)) => {
-                acceptor.borrow_mut().hand_over(stream, peer, port);
-            }
-            Err(error) => match listener::after_error(&error) {
-                AfterError::Continue => tracing::debug!("accepting on port {port}: {error}"),
-                AfterError::Pause(pause) => {
-                    tracing::warn!("accepting on port {port}: {error}; trying again");
-                    sleep(pause).await;
-                }
-                AfterError::Stop => return,
-            },
-        }
-    }
-}
-
 /// Runs `work` every `period`, first after one period, for the life of the runtime.
 fn every(period: Duration, mut work: impl FnMut() + 'static) {
     tokio::task::spawn_local(async move {
@@ -337,11 +297,11 @@ fn every(period: Duration, mut work: impl FnMut() + 'static) {
 fn start_schedules(broker: &Arc<Broker>) {
     let shared = Arc::clone(broker);
     every(broker.config.offset_flush_interval, move || {
-        drop(shared.offsets.save_if_changed())
+        shared.offsets.save_if_changed();
     });
     let shared = Arc::clone(broker);
     every(broker.config.delay_flush_interval, move || {
-        drop(shared.delay_offsets.save_if_changed())
+        shared.delay_offsets.save_if_changed();
     });
     let shared = Arc::clone(broker);
     every(PERSIST_RETRY, move || shared.persist.retry_failed());
@@ -368,9 +328,7 @@ async fn stop(
 ) -> Result<(), ServeError> {
     let begun = Instant::now();
     registrar.unregister().await;
-    for task in &accepting.tasks {
-        task.abort();
-    }
+    accepting.stop().await;
     for core in &cores {
         core.handle.stop();
     }

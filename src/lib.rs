@@ -3,6 +3,7 @@
 //! Reading order: `cli::serve` wires everything; `core` is a network thread's protocol;
 //! `handler` is the table of request codes.
 
+pub mod accept;
 pub mod answer;
 pub mod banner;
 pub mod bench;

@@ -272,12 +272,14 @@ fn snapshot(table: &QueueOffsets) -> BTreeMap<i32, i64> {
         .collect()
 }
 
+/// Topic, group, offset by queue.
+type LoadedQueues = (String, String, Vec<(i32, i64)>);
+
 #[derive(Default)]
 struct Loaded {
     version: DataVersion,
     generation: Generation,
-    /// Topic, group, offset by queue.
-    table: Vec<(String, String, Vec<(i32, i64)>)>,
+    table: Vec<LoadedQueues>,
 }
 
 fn parse(bytes: &[u8]) -> Result<Loaded, String> {

@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use crate::names;
 use crate::persist::{File, LoadError, Persist, Ticket};
-use crate::traffic::Traffic;
 use crate::state_json::{DataVersion, Generation, JsonWriter};
+use crate::traffic::Traffic;
 
 /// Permission bit: readable.
 pub const PERM_READ: i32 = 4;

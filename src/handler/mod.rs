@@ -65,7 +65,11 @@ pub fn faq_for(version: i32) -> &'static str {
 /// Handles one request.
 pub fn dispatch(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
     let name_server = core.broker.ports.name_server == Some(request.local_port);
-    if name_server { name_server_request(core, request) } else { broker_request(core, request, io) }
+    if name_server {
+        name_server_request(core, request)
+    } else {
+        broker_request(core, request, io)
+    }
 }
 
 fn broker_request(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
@@ -73,9 +77,7 @@ fn broker_request(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> An
         request::SEND_MESSAGE | request::SEND_MESSAGE_V2 | request::SEND_BATCH_MESSAGE => {
             send::send(core, request, io)
         }
-        request::PULL_MESSAGE | request::LITE_PULL_MESSAGE => {
-            pull_checks::pull(core, request, io)
-        }
+        request::PULL_MESSAGE | request::LITE_PULL_MESSAGE => pull_checks::pull(core, request, io),
         request::QUERY_MESSAGE => query::by_key(&core.broker, request),
         request::VIEW_MESSAGE_BY_ID => query::by_id(&core.broker, request),
         request::QUERY_CONSUMER_OFFSET => offset::query(&core.broker, request),

@@ -29,7 +29,12 @@ use crate::name_server::registry::{
 use crate::persist::File;
 
 /// Configuration keys that no request may change: they name files.
-const PATH_KEYS: [&str; 4] = ["configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"];
+const PATH_KEYS: [&str; 4] = [
+    "configBlackList",
+    "configStorePath",
+    "kvConfigPath",
+    "rocketmqHome",
+];
 
 /// Answers a name-server request; `None` when the code is not the name server's.
 pub fn handle(broker: &Broker, request: &Request<'_>) -> Option<Answer> {
@@ -52,9 +57,7 @@ pub fn handle(broker: &Broker, request: &Request<'_>) -> Option<Answer> {
         code::GET_SYSTEM_TOPIC_LIST_FROM_NS => system_topics(broker),
         code::GET_UNIT_TOPIC_LIST => unit_topics(broker, UnitTopics::Unit),
         code::GET_HAS_UNIT_SUB_TOPIC_LIST => unit_topics(broker, UnitTopics::UnitSub),
-        code::GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST => {
-            unit_topics(broker, UnitTopics::UnitSubNotUnit)
-        }
+        code::GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST => unit_topics(broker, UnitTopics::UnitSubNotUnit),
         code::DELETE_TOPIC_IN_NAMESRV => delete_topic(broker, request),
         code::REGISTER_TOPIC_IN_NAMESRV => register_topic(broker, request),
         code::UPDATE_NAMESRV_CONFIG => update_config(request),
@@ -71,7 +74,9 @@ fn json(body: &impl Serialize) -> Answer {
 }
 
 fn now_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
@@ -103,10 +108,18 @@ fn route(broker: &Broker, request: &Request<'_>) -> Answer {
         return Reply::error(response::TOPIC_NOT_EXIST, remark).into();
     };
     json(&TopicRouteData {
-        broker_datas: route.brokers.iter().map(|(name, entry)| broker_data(name, entry)).collect(),
+        broker_datas: route
+            .brokers
+            .iter()
+            .map(|(name, entry)| broker_data(name, entry))
+            .collect(),
         filter_server_table: BTreeMap::new(),
         order_topic_conf: order_conf(broker, topic),
-        queue_datas: route.queues.iter().map(|(name, queues)| queue_data(name, queues)).collect(),
+        queue_datas: route
+            .queues
+            .iter()
+            .map(|(name, queues)| queue_data(name, queues))
+            .collect(),
     })
 }
 
@@ -140,7 +153,10 @@ fn cluster_info(broker: &Broker) -> Answer {
 }
 
 fn topic_list(topic_list: Vec<String>) -> Answer {
-    json(&TopicList { broker_addr: None, topic_list })
+    json(&TopicList {
+        broker_addr: None,
+        topic_list,
+    })
 }
 
 fn all_topics(broker: &Broker) -> Answer {
@@ -156,9 +172,13 @@ fn system_topics(broker: &Broker) -> Answer {
     let registry = broker.name_server.registry();
     let mut names: Vec<String> = registry.clusters().map(|(name, _)| name.clone()).collect();
     names.extend(registry.brokers().map(|(name, _)| name.clone()));
-    let broker_addr =
-        registry.brokers().find_map(|(_, entry)| entry.addresses.values().next().cloned());
-    json(&TopicList { broker_addr, topic_list: names })
+    let broker_addr = registry
+        .brokers()
+        .find_map(|(_, entry)| entry.addresses.values().next().cloned());
+    json(&TopicList {
+        broker_addr,
+        topic_list: names,
+    })
 }
 
 fn unit_topics(broker: &Broker, kind: UnitTopics) -> Answer {
@@ -171,7 +191,10 @@ fn delete_topic(broker: &Broker, request: &Request<'_>) -> Answer {
         Err(error) => return error.into(),
     };
     let cluster = header.cluster_name.filter(|name| !name.is_empty());
-    broker.name_server.registry().delete_topic(header.topic, cluster);
+    broker
+        .name_server
+        .registry()
+        .delete_topic(header.topic, cluster);
     Reply::success().into()
 }
 
@@ -205,8 +228,15 @@ fn set_writable(broker: &Broker, request: &Request<'_>, writable: bool) -> Answe
         Ok(header) => header,
         Err(error) => return error.into(),
     };
-    let touched = broker.name_server.registry().set_writable(header.broker_name, writable);
-    let field = if writable { "addTopicCount" } else { "wipeTopicCount" };
+    let touched = broker
+        .name_server
+        .registry()
+        .set_writable(header.broker_name, writable);
+    let field = if writable {
+        "addTopicCount"
+    } else {
+        "wipeTopicCount"
+    };
     Reply::success().field(field, touched).into()
 }
 
@@ -216,7 +246,10 @@ fn register(broker: &Broker, request: &Request<'_>) -> Answer {
         Err(error) => return error.into(),
     };
     let body = request.command.body;
-    if header.body_crc32.is_some_and(|crc| crc != 0 && crc != body_crc32(body)) {
+    if header
+        .body_crc32
+        .is_some_and(|crc| crc != 0 && crc != body_crc32(body))
+    {
         return Reply::error(response::SYSTEM_ERROR, "crc32 not match").into();
     }
     let tables = match RegisterBrokerBody::decode(body, header.compressed) {
@@ -229,7 +262,10 @@ fn register(broker: &Broker, request: &Request<'_>) -> Answer {
         id: header.broker_id,
         address: header.broker_addr.to_owned(),
         ha_address: header.ha_server_addr.to_owned(),
-        lease_ms: header.heartbeat_timeout_ms.filter(|ms| *ms > 0).unwrap_or(DEFAULT_LEASE_MS),
+        lease_ms: header
+            .heartbeat_timeout_ms
+            .filter(|ms| *ms > 0)
+            .unwrap_or(DEFAULT_LEASE_MS),
         acting_master: header.enable_acting_master.unwrap_or(false),
         version: version(tables.data_version),
         topics: tables
@@ -247,7 +283,10 @@ fn register(broker: &Broker, request: &Request<'_>) -> Answer {
             .collect(),
     };
     let outcome =
-        broker.name_server.registry().register(registration, Some(request.channel()), now_ms());
+        broker
+            .name_server
+            .registry()
+            .register(registration, Some(request.channel()), now_ms());
     match outcome {
         Err(error) => Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
         Ok(registered) => {
@@ -266,8 +305,13 @@ fn register(broker: &Broker, request: &Request<'_>) -> Answer {
 /// The ordered topics as a broker expects them in its registration's answer; empty without any.
 fn order_topics(broker: &Broker) -> Vec<u8> {
     let kv = broker.name_server.kv();
-    let Some(table) = kv.config_table.get(ORDER_TOPIC_CONFIG) else { return Vec::new() };
-    serde_json::to_vec(&KvTable { table: table.clone() }).unwrap_or_default()
+    let Some(table) = kv.config_table.get(ORDER_TOPIC_CONFIG) else {
+        return Vec::new();
+    };
+    serde_json::to_vec(&KvTable {
+        table: table.clone(),
+    })
+    .unwrap_or_default()
 }
 
 fn version(version: DataVersion) -> Version {
@@ -324,7 +368,10 @@ fn broker_heartbeat(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(header) => header,
         Err(error) => return error.into(),
     };
-    broker.name_server.registry().touch(header.cluster_name, header.broker_addr, now_ms());
+    broker
+        .name_server
+        .registry()
+        .touch(header.cluster_name, header.broker_addr, now_ms());
     Reply::success().into()
 }
 
@@ -375,7 +422,11 @@ fn get_kv(broker: &Broker, request: &Request<'_>) -> Answer {
         return Reply::error(response::SYSTEM_ERROR, "namespace or key is null").into();
     };
     let kv = broker.name_server.kv();
-    match kv.config_table.get(namespace).and_then(|table| table.get(key)) {
+    match kv
+        .config_table
+        .get(namespace)
+        .and_then(|table| table.get(key))
+    {
         Some(value) => Reply::success().field("value", value).into(),
         None => {
             let remark = format!("No config item, Namespace: {namespace} Key: {key}");
@@ -402,7 +453,9 @@ fn list_kv(broker: &Broker, request: &Request<'_>) -> Answer {
     };
     let kv = broker.name_server.kv();
     match kv.config_table.get(header.namespace) {
-        Some(table) => json(&KvTable { table: table.clone() }),
+        Some(table) => json(&KvTable {
+            table: table.clone(),
+        }),
         None => {
             let remark = format!("No config item, Namespace: {}", header.namespace);
             Reply::error(response::QUERY_NOT_FOUND, remark).into()
