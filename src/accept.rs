@@ -6,14 +6,13 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 
 use io_uring_control::{cqueue, opcode, types};
 use nix::poll::PollFlags;
 use saturnmq_net::listener::{self, Acceptor, AfterError};
-use tokio::io::unix::AsyncFd;
 use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::sleep;
 use tokio_uring::{OneshotOutputTransform, UnsubmittedOneshot};
@@ -39,16 +38,13 @@ impl Accepting {
             tasks: Vec::new(),
         };
         for listener in listeners {
-            listener.set_nonblocking(true)?;
+            let port = listener.local_addr()?.port();
             let listener = Rc::new(listener);
-            let wait = if ring {
-                Wait::Ring(Rc::clone(&listener))
-            } else {
-                Wait::Epoll(AsyncFd::register(Rc::clone(&listener))?)
-            };
-            let task = accept_all(Rc::clone(&listener), wait, Rc::clone(&acceptor));
+            let source = Source::new(&listener, ring)?;
             accepting.listeners.push(listener);
-            accepting.tasks.push(spawn_local(task));
+            accepting
+                .tasks
+                .push(spawn_local(accept_all(source, port, Rc::clone(&acceptor))));
         }
         Ok(accepting)
     }
@@ -67,24 +63,38 @@ impl Accepting {
     }
 }
 
-/// How to wait for a connection.
-enum Wait {
+/// Where connections come from.
+enum Source {
     Ring(Rc<TcpListener>),
-    Epoll(AsyncFd<Rc<TcpListener>>),
+    Epoll(tokio::net::TcpListener),
 }
 
-impl Wait {
-    async fn readable(&self) -> io::Result<()> {
-        match self {
-            Self::Ring(listener) => {
-                let fd = types::Fd(listener.as_raw_fd());
-                let events = u32::try_from(PollFlags::POLLIN.bits()).unwrap_or(1);
-                let poll = opcode::PollAdd::new(fd, events).build();
-                UnsubmittedOneshot::new((), Polled, poll).submit().await
+impl Source {
+    fn new(listener: &Rc<TcpListener>, ring: bool) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        if ring {
+            return Ok(Self::Ring(Rc::clone(listener)));
+        }
+        tokio::net::TcpListener::from_std(listener.try_clone()?).map(Self::Epoll)
+    }
+
+    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let listener = match self {
+            Self::Ring(listener) => listener,
+            Self::Epoll(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                return Ok((stream.into_std()?, peer));
             }
-            Self::Epoll(socket) => {
-                socket.readable().await?.clear_ready();
-                Ok(())
+        };
+        loop {
+            match listener.accept() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let fd = types::Fd(listener.as_raw_fd());
+                    let events = u32::try_from(PollFlags::POLLIN.bits()).unwrap_or(1);
+                    let poll = opcode::PollAdd::new(fd, events).build();
+                    UnsubmittedOneshot::new((), Polled, poll).submit().await?;
+                }
+                accepted => return accepted,
             }
         }
     }
@@ -105,23 +115,16 @@ impl OneshotOutputTransform for Polled {
     }
 }
 
-async fn accept_all(listener: Rc<TcpListener>, wait: Wait, acceptor: Rc<RefCell<Acceptor>>) {
-    let port = listener.local_addr().map_or(0, |address| address.port());
+async fn accept_all(source: Source, port: u16, acceptor: Rc<RefCell<Acceptor>>) {
     let mut taken = 0;
     loop {
-        match listener.accept() {
+        match source.accept().await {
             Ok((stream, peer)) => {
                 // Not borrowed across an await, and this thread alone runs these tasks.
                 acceptor.borrow_mut().hand_over(stream, peer, port);
                 taken += 1;
                 if taken % BURST == 0 {
                     tokio::task::yield_now().await;
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if let Err(error) = wait.readable().await {
-                    tracing::error!("port {port} takes no more connections: {error}");
-                    return;
                 }
             }
             Err(error) => match listener::after_error(&error) {
@@ -138,36 +141,41 @@ async fn accept_all(listener: Rc<TcpListener>, wait: Wait, acceptor: Rc<RefCell<
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpStream;
     use std::time::Duration;
 
     use super::*;
 
-    /// Waits on a listener until a client came and until it was shut down.
-    async fn wait_twice(wait: fn(Rc<TcpListener>) -> Wait) {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-        listener.set_nonblocking(true).expect("nonblocking");
+    /// Takes a client, then waits for another until the listener is shut down.
+    async fn accept_and_stop(ring: bool) {
+        let listener = Rc::new(TcpListener::bind("127.0.0.1:0").expect("bind"));
+        let source = Source::new(&listener, ring).expect("source");
         let address = listener.local_addr().expect("address");
-        let listener = Rc::new(listener);
-        let wait = wait(Rc::clone(&listener));
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let accepting = spawn_local(async move {
+            let (_, peer) = source.accept().await.expect("a client");
+            tell.send(peer).expect("the test waits");
+            source.accept().await
+        });
         let client = TcpStream::connect(address).expect("connect");
-        wait.readable().await.expect("readable");
-        listener.accept().expect("accept");
-        let waiting = spawn_local(async move { wait.readable().await });
-        tokio::task::yield_now().await;
+        let limit = Duration::from_secs(10);
+        let peer = tokio::time::timeout(limit, told)
+            .await
+            .expect("in time")
+            .expect("a client");
+        assert_eq!(peer, client.local_addr().expect("address"));
         listener::stop_accepting(&listener).expect("shutdown");
-        let ended = tokio::time::timeout(Duration::from_secs(10), waiting).await;
-        ended.expect("in time").expect("task").expect("readable");
-        let error = listener.accept().expect_err("stopped");
+        let ended = tokio::time::timeout(limit, accepting)
+            .await
+            .expect("in time");
+        let error = ended.expect("task").expect_err("stopped");
         assert_eq!(listener::after_error(&error), AfterError::Stop);
-        drop(client);
     }
 
     #[test]
     fn the_ring_wakes_for_a_connection_and_for_the_end() {
         // Where io_uring is refused there is no ring to test.
         if let Ok(runtime) = tokio_uring::Runtime::new(&tokio_uring::builder()) {
-            runtime.block_on(wait_twice(Wait::Ring));
+            runtime.block_on(accept_and_stop(true));
         }
     }
 
@@ -176,9 +184,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
-        tokio::task::LocalSet::new().block_on(
-            &runtime.expect("runtime"),
-            wait_twice(|listener| Wait::Epoll(AsyncFd::register(listener).expect("epoll"))),
-        );
+        let local = tokio::task::LocalSet::new();
+        local.block_on(&runtime.expect("runtime"), accept_and_stop(false));
     }
 }
