@@ -135,6 +135,8 @@ pub struct Parts {
     pub sockets: Sockets,
     /// Whether io_uring may be used.
     pub ring: bool,
+    /// Called once signals are heeded and connections accepted.
+    pub announce: Box<dyn FnOnce()>,
 }
 
 /// Runs the control thread until a signal, then stops everything in order.
@@ -195,6 +197,7 @@ async fn serve(parts: Parts) -> Result<(), ServeError> {
         services,
         sockets,
         ring,
+        announce,
     } = parts;
     let mut signals = Signals::new()?;
     let source: Arc<dyn StateSource> = Arc::clone(&broker) as _;
@@ -209,6 +212,7 @@ async fn serve(parts: Parts) -> Result<(), ServeError> {
             source,
         })?;
     start_schedules(&broker);
+    announce();
     let notifier = Notifier::from_environment().map(Rc::new);
     if let Some(notifier) = &notifier {
         notifier.ready(&format!("serving {}", broker.address()));

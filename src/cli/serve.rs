@@ -132,15 +132,18 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         report,
         sockets,
     } = wiring::start(resolved, &engine, begun)?;
-    let text = banner::text(&broker, &facts, &engine, &report);
-    print_banner(&text);
     let ring = matches!(engine, Engine::Uring(_));
+    let shared = Arc::clone(&broker);
+    let announce = Box::new(move || {
+        print_banner(&banner::text(&shared, &facts, &engine, &report));
+    });
     control::run(control::Parts {
-        broker: Arc::clone(&broker),
+        broker,
         cores,
         services,
         sockets,
         ring,
+        announce,
     })
 }
 
