@@ -23,12 +23,12 @@ mod repair;
 
 pub use repair::KnownEnd;
 
+mod ends;
+
 /// Bytes of an entry, as the unit of positions.
 const ENTRY: u64 = ENTRY_SIZE as u64;
 /// Entries that are copied out of a mapping at once.
 const STEP: usize = 200;
-/// Bytes behind the end that are made zero when a queue is opened or cut.
-const CLEAN_BEHIND: u64 = 64 * 1024;
 /// The configuration key of the file size.
 const SIZE_KEY: &str = "mappedFileSizeConsumeQueue";
 
@@ -270,77 +270,6 @@ impl ConsumeQueue {
         })
     }
 
-    /// Removes every entry whose record begins at `log_offset` or behind it.
-    pub fn truncate(&self, log_offset: u64) -> Result<(), ConsumeQueueError> {
-        let mut unsynced = self.lock();
-        let max = self.max_offset();
-        let first = self.files.load().first();
-        let below =
-            |entry: ConsumeEntry| !entry.is_pre_blank() && entry.physical_offset < log_offset;
-        let end = self.partition(first, max, below)?;
-        if end == max {
-            return Ok(());
-        }
-        self.drop_behind(end as u64 * ENTRY, false)?;
-        unsynced.names = true;
-        self.clean_behind(end, max, &mut unsynced)?;
-        self.set_end(end)?;
-        let files_left = !self.files.load().list.is_empty();
-        self.min.store(
-            if files_left {
-                self.min_offset().min(end)
-            } else {
-                0
-            },
-            Ordering::Release,
-        );
-        Ok(())
-    }
-
-    /// Sets the smallest readable offset: the first entry whose record the log, which begins
-    /// at `log_min`, still holds; max when there is none.
-    pub fn correct_min(&self, log_min: u64) -> Result<(), ConsumeQueueError> {
-        let _writer = self.lock();
-        let gone = |entry: ConsumeEntry| !entry.is_pre_blank() && entry.physical_offset < log_min;
-        let max = self.max_offset();
-        let mut min = self.partition(self.files.load().first(), max, gone)?;
-        while min < max && self.raw_entry(min)?.is_some_and(ConsumeEntry::is_pre_blank) {
-            min += 1;
-        }
-        self.min.store(min, Ordering::Release);
-        Ok(())
-    }
-
-    /// Deletes files at the front whose last record the log, which begins at `log_min`, no
-    /// longer holds; never the last file. Returns how many. [`Self::correct_min`] comes after.
-    pub fn delete_before(&self, log_min: u64) -> Result<usize, ConsumeQueueError> {
-        let mut unsynced = self.lock();
-        let mut deleted = 0;
-        loop {
-            let files = self.files.load_full();
-            let [first, _, ..] = files.list.as_slice() else {
-                break;
-            };
-            let next = files.first() + self.entries_per_file();
-            if self
-                .raw_entry(next - 1)?
-                .is_none_or(|last| last.physical_offset >= log_min)
-            {
-                break;
-            }
-            self.min.fetch_max(next, Ordering::AcqRel);
-            let rest = Files {
-                base: files.base + self.file_size,
-                list: files.list[1..].to_vec(),
-            };
-            self.files.store(Arc::new(rest));
-            remove(first)?;
-            unsynced.names = true;
-            deleted += 1;
-        }
-        Ok(deleted)
-    }
-
     /// Whether something is not on disk yet.
     pub fn is_dirty(&self) -> bool {
         let unsynced = self.lock();
@@ -440,33 +369,6 @@ impl ConsumeQueue {
         Ok(ConsumeEntry::decode(&bytes))
     }
 
-    /// The first offset of [from, to) for whose entry `holds` is false; `to` when there is none.
-    /// Log offsets grow along a queue.
-    fn partition(
-        &self,
-        from: i64,
-        to: i64,
-        holds: impl Fn(ConsumeEntry) -> bool,
-    ) -> Result<i64, ConsumeQueueError> {
-        let (mut low, mut high) = (from.min(to), to);
-        while low < high {
-            let middle = low + (high - low) / 2;
-            // A blank entry says nothing: the next real one decides.
-            let mut decides = middle;
-            let mut entry = self.raw_entry(decides)?;
-            while entry.is_some_and(ConsumeEntry::is_pre_blank) && decides + 1 < high {
-                decides += 1;
-                entry = self.raw_entry(decides)?;
-            }
-            if entry.is_some_and(&holds) {
-                low = decides + 1;
-            } else {
-                high = middle;
-            }
-        }
-        Ok(low)
-    }
-
     /// Makes the first file of an empty queue whose first entry is to stand at `position`.
     fn begin_at(&self, position: u64, unsynced: &mut Unsynced) -> Result<(), ConsumeQueueError> {
         let base = position - position % self.file_size;
@@ -518,102 +420,6 @@ impl ConsumeQueue {
         let file = MappedFile::create(path, self.file_size, Advice::Random, &self.budget)?;
         unsynced.names = true;
         Ok(file)
-    }
-
-    /// Finds the end: the first entry that is none, looking from the last files on.
-    fn find_end(&self) -> Result<(), ConsumeQueueError> {
-        let files = self.files.load_full();
-        if files.list.is_empty() {
-            return Ok(());
-        }
-        let start = files.list.len().saturating_sub(3);
-        let mut end = files.base + start as u64 * self.file_size;
-        for file in &files.list[start..] {
-            let valid = valid_prefix(file, self.file_size)?;
-            end += valid;
-            if valid < self.file_size {
-                break;
-            }
-        }
-        self.drop_behind(end, true)?;
-        let end = (end / ENTRY) as i64;
-        let mut unsynced = self.lock();
-        self.clean_behind(end, end, &mut unsynced)?;
-        self.set_end(end)?;
-        self.min.store(files.first(), Ordering::Release);
-        Ok(())
-    }
-
-    /// Deletes the files that begin behind `end`, and the one that begins there unless it is
-    /// to be kept: its name tells where the queue goes on.
-    fn drop_behind(&self, end: u64, keep_next: bool) -> Result<(), ConsumeQueueError> {
-        let files = self.files.load_full();
-        let used = end.saturating_sub(files.base);
-        let keep = used.div_ceil(self.file_size)
-            + u64::from(keep_next && used.is_multiple_of(self.file_size));
-        let keep = usize::try_from(keep)
-            .unwrap_or(usize::MAX)
-            .min(files.list.len());
-        if keep == files.list.len() {
-            return Ok(());
-        }
-        let list = files.list[..keep].to_vec();
-        self.files.store(Arc::new(Files {
-            base: files.base,
-            list,
-        }));
-        for file in files.list[keep..].iter().rev() {
-            remove(file)?;
-        }
-        Ok(())
-    }
-
-    /// Makes zero what stands between the end and the former end, and a piece behind that.
-    fn clean_behind(
-        &self,
-        end: i64,
-        former: i64,
-        unsynced: &mut Unsynced,
-    ) -> Result<(), ConsumeQueueError> {
-        let files = self.files.load();
-        let position = end as u64 * ENTRY;
-        let Some((file, place)) = files.at(position, self.file_size) else {
-            return Ok(());
-        };
-        let to = (place + (former - end) as u64 * ENTRY + CLEAN_BEHIND).min(self.file_size);
-        let mut bytes = [0; STEP * ENTRY_SIZE];
-        let mut at = place;
-        while at < to {
-            let len = (to - at).min(bytes.len() as u64);
-            let part = &mut bytes[..len as usize];
-            file.read_at(at, part)?;
-            if part.iter().any(|byte| *byte != 0) {
-                part.fill(0);
-                file.write_at(at, part)?;
-                unsynced.add(position + (at - place), len);
-            }
-            at += len;
-        }
-        Ok(())
-    }
-
-    fn set_end(&self, end: i64) -> Result<(), ConsumeQueueError> {
-        let last = if end > self.files.load().first() {
-            self.raw_entry(end - 1)?
-        } else {
-            None
-        };
-        let log_end = last
-            .filter(|last| !last.is_pre_blank())
-            .map_or(0, ConsumeEntry::end);
-        self.log_end.store(log_end, Ordering::Release);
-        let end = if self.files.load().list.is_empty() {
-            0
-        } else {
-            end
-        };
-        self.max.store(end, Ordering::Release);
-        Ok(())
     }
 
     fn flush_range(&self, todo: &Unsynced) -> Result<(), ConsumeQueueError> {
@@ -673,23 +479,6 @@ impl Unsynced {
             self.to.max(position + len)
         };
     }
-}
-
-/// Bytes of valid entries at the front of a file.
-fn valid_prefix(file: &Arc<MappedFile>, file_size: u64) -> Result<u64, MappingError> {
-    let mut bytes = [0; STEP * ENTRY_SIZE];
-    let mut at = 0;
-    while at < file_size {
-        let len = (file_size - at).min(bytes.len() as u64) as usize;
-        file.read_at(at, &mut bytes[..len])?;
-        for entry in bytes[..len].as_chunks().0 {
-            if ConsumeEntry::decode(entry).is_none() {
-                return Ok(at);
-            }
-            at += ENTRY;
-        }
-    }
-    Ok(at)
 }
 
 /// Makes sure that no valid entry stands at `place`, unless that is the file's end.

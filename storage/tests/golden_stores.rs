@@ -20,6 +20,9 @@ use saturnmq_storage::queue_table::QueueTable;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+/// A record's log offset, its bytes and what is wrong with them.
+type Placed = (u64, Vec<u8>, Option<RecordError>);
+
 struct Golden {
     name: String,
     manifest: Value,
@@ -92,7 +95,7 @@ impl Golden {
     }
 
     /// Every complete record with its log offset, in order, and the summary of the walk.
-    fn records(&self) -> (Vec<(u64, Vec<u8>, Option<RecordError>)>, inspect::Summary) {
+    fn records(&self) -> (Vec<Placed>, inspect::Summary) {
         let mut records = Vec::new();
         let directory = self.layout().commit_log().to_owned();
         let summary = inspect::walk(&directory, self.log_file_size(), |found| {
