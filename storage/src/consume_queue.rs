@@ -202,8 +202,7 @@ impl ConsumeQueue {
     }
 
     /// Appends the entries from `from` on to `out`: at most `max`, none beyond the end of the
-    /// file that holds `from`, and none behind one that cannot be read. Blank ones, which fill
-    /// gaps, are among them.
+    /// file that holds `from`. Blank ones are among them: they fill gaps and stand for damage.
     pub fn entries(
         &self,
         from: i64,
@@ -225,10 +224,8 @@ impl ConsumeQueue {
             let bytes = &mut bytes[..step * ENTRY_SIZE];
             file.read_at(position, bytes)?;
             for entry in bytes.as_chunks().0 {
-                match ConsumeEntry::decode(entry) {
-                    Some(entry) => out.push(entry),
-                    None => return Ok(()),
-                }
+                // Damage counts as a gap: what stands behind it is readable.
+                out.push(ConsumeEntry::decode(entry).unwrap_or(ConsumeEntry::PRE_BLANK));
             }
             position += bytes.len() as u64;
             wanted -= step;

@@ -1,5 +1,7 @@
 //! The store as a whole: directories written by Apache's brokers, its own across restarts and crashes, and
 //! readers beside writers.
 
+mod crash;
 mod golden;
+mod running;
 mod support;

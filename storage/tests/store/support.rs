@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use saturnmq_storage::append_queue::{AppendPort, Appended};
 use saturnmq_storage::config::{PullLimits, StoreConfig};
 use saturnmq_storage::dispatch::Waker;
 use saturnmq_storage::error::OpenError;
 use saturnmq_storage::filter::TagFilter;
+use saturnmq_storage::format::message::MessageParts;
 use saturnmq_storage::format::record::Record;
 use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::reader::{PullStatus, StoreReader};
@@ -170,4 +173,157 @@ pub fn ranges(store: &Store) -> BTreeMap<String, (i64, i64)> {
         }
     }
     ranges
+}
+
+/// Appends messages and waits for their acknowledgement.
+pub struct Sender {
+    pub port: AppendPort,
+    token: u64,
+}
+
+impl Sender {
+    pub fn new(port: AppendPort) -> Sender {
+        Sender { port, token: 0 }
+    }
+
+    /// Pushes one message; tries again while the port is full.
+    pub fn push(&mut self, queue: &Queue, body: &[u8], properties: &[u8]) {
+        self.push_with_flags(queue, body, properties, 0);
+    }
+
+    /// As `push`, with system flags.
+    pub fn push_with_flags(
+        &mut self,
+        queue: &Queue,
+        body: &[u8],
+        properties: &[u8],
+        sys_flag: i32,
+    ) {
+        let host = ([127, 0, 0, 1], 10911).into();
+        let parts = MessageParts {
+            topic: &queue.topic,
+            queue_id: queue.queue_id,
+            flag: 0,
+            sys_flag,
+            born_timestamp: 1_700_000_000_000,
+            born_host: host,
+            store_host: host,
+            reconsume_times: 0,
+            prepared_transaction_offset: 0,
+            body,
+            properties: &[properties],
+        };
+        self.token += 1;
+        self.port.push(self.token, queue, &parts).expect("push");
+        self.port.submit();
+    }
+
+    /// The next acknowledgement.
+    pub fn wait(&mut self) -> Appended {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(result) = self.port.pop() {
+                return result.outcome.expect("appended");
+            }
+            assert!(Instant::now() < deadline, "no answer in 20 s");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Appends one message and waits.
+    pub fn send(&mut self, queue: &Queue, body: &[u8], properties: &[u8]) -> Appended {
+        self.push(queue, body, properties);
+        self.wait()
+    }
+}
+
+/// Waits until the log is dispatched up to `end`.
+pub fn wait_dispatched(store: &Store, end: u64) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while store.watermarks().dispatched() < end {
+        assert!(Instant::now() < deadline, "not dispatched in 20 s");
+        std::thread::yield_now();
+    }
+}
+
+/// Appends messages `from..to` to four queues of `topic`, in turn: body `topic-number` and some padding, key
+/// `key-number`, tag `t<number % 3>`.
+pub fn fill(store: &Store, sender: &mut Sender, topic: &str, numbers: std::ops::Range<u32>) {
+    let mut end = 0;
+    let mut pushed = 0;
+    for number in numbers {
+        let queue = store.queue_or_create(topic, (number % 4) as i32);
+        let body = body_of(topic, number);
+        let properties = format!(
+            "UNIQ_KEY\u{1}u-{number}\u{2}KEYS\u{1}key-{number}\u{2}TAGS\u{1}t{}",
+            number % 3
+        );
+        sender.push(&queue, body.as_bytes(), properties.as_bytes());
+        pushed += 1;
+        // Bursts of different sizes, so that writes and records meet in many ways.
+        if pushed > number % 17 {
+            for _ in 0..std::mem::take(&mut pushed) {
+                end = sender.wait().end;
+            }
+        }
+    }
+    for _ in 0..pushed {
+        end = sender.wait().end;
+    }
+    wait_dispatched(store, end);
+}
+
+/// The body that `fill` gives a message.
+pub fn body_of(topic: &str, number: u32) -> String {
+    let padding = "x".repeat((number as usize * 37) % 900);
+    format!("{topic}-{number}-{padding}")
+}
+
+/// Checks that the four queues of `topic` hold exactly the messages `0..count` of `fill`, each where its
+/// record says.
+pub fn check_filled(store: &Store, topic: &str, count: u32) {
+    let mut reader = store.reader().expect("reader");
+    for queue_id in 0..4.min(count) {
+        let queue = store.queue(topic, queue_id as i32).expect("queue");
+        let (messages, damaged) = read_all(&mut reader, &queue);
+        assert_eq!(damaged, 0);
+        let numbers: Vec<u32> = (queue_id..count).step_by(4).collect();
+        assert_eq!(messages.len(), numbers.len(), "{topic}/{queue_id}");
+        for (place, (message, number)) in messages.iter().zip(numbers).enumerate() {
+            assert_eq!(message.body, body_of(topic, number).into_bytes());
+            assert_eq!(message.queue_offset, place as i64);
+        }
+    }
+}
+
+/// Checks that message `number` of `fill` is found by its key, exactly where it stands.
+pub fn check_key(store: &Store, topic: &str, number: u32) {
+    let mut reader = store.reader().expect("reader");
+    for key in [format!("key-{number}"), format!("u-{number}")] {
+        let hits = reader
+            .query_index(topic, &key, 64, 0, i64::MAX)
+            .expect("query");
+        let mut bytes = Vec::new();
+        let found = hits.offsets.iter().filter(|offset| {
+            bytes.clear();
+            reader.record(**offset, &mut bytes).expect("record")
+                && Record::decode(&bytes).expect("decode").body()
+                    == body_of(topic, number).as_bytes()
+        });
+        assert_eq!(found.count(), 1, "{topic} {key}: {:?}", hits.offsets);
+    }
+}
+
+/// Copies a store's directory, as it is now.
+pub fn copy_store(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("directory");
+    for entry in std::fs::read_dir(from).expect("directory") {
+        let entry = entry.expect("entry");
+        let target = to.join(entry.file_name());
+        if entry.file_type().expect("type").is_dir() {
+            copy_store(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).expect("copy");
+        }
+    }
 }

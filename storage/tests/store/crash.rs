@@ -1,0 +1,269 @@
+//! Crashes and lost files: whatever the log holds is readable afterwards, no offset is given twice, and nothing
+//! torn comes back.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use saturnmq_storage::config::StoreConfig;
+use saturnmq_storage::store::Opened;
+
+use crate::support::{
+    Sender, check_filled, check_key, copy_store, fill, open, ranges, read_all, small_config,
+};
+
+/// A store with 900 messages, left as a crash leaves it.
+fn crashed(root: &Path) -> StoreConfig {
+    let mut config = small_config(root);
+    // Resume points come only on demand, so that there is something to recover.
+    config.resume_interval = std::time::Duration::from_secs(3600);
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    fill(&opened.store, &mut sender, "Orders", 0..900);
+    drop(opened);
+    assert!(root.join("abort").exists());
+    config
+}
+
+/// A store with 900 messages, closed cleanly.
+fn closed(root: &Path) -> StoreConfig {
+    let config = small_config(root);
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    fill(&opened.store, &mut sender, "Orders", 0..900);
+    opened.store.close().expect("close");
+    config
+}
+
+/// Everything is there, more can be appended, and a clean restart believes it.
+fn check_whole(config: &StoreConfig, what: &str) {
+    let mut opened = open(config).unwrap_or_else(|error| panic!("{what}: {error}"));
+    check_filled(&opened.store, "Orders", 900);
+    for number in [0, 1, 450, 898, 899] {
+        check_key(&opened.store, "Orders", number);
+    }
+    go_on(&mut opened, 900);
+    opened.store.close().expect("close");
+    let again = open(config).expect("open again");
+    assert_eq!(again.report.scanned_bytes, 0, "{what}");
+    check_filled(&again.store, "Orders", 1000);
+    again.store.close().expect("close");
+}
+
+fn go_on(opened: &mut Opened, from: u32) {
+    let mut sender = Sender::new(opened.ports.remove(0));
+    fill(&opened.store, &mut sender, "Orders", from..1000);
+    check_filled(&opened.store, "Orders", 1000);
+    check_key(&opened.store, "Orders", 999);
+}
+
+#[test]
+fn nothing_acknowledged_is_missing_after_a_crash() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = crashed(dir.path());
+    check_whole(&config, "crash");
+}
+
+#[test]
+fn a_copy_taken_while_the_store_runs_recovers() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = small_config(&dir.path().join("live"));
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    fill(&opened.store, &mut sender, "Orders", 0..900);
+    let copy = dir.path().join("copy");
+    copy_store(&config.root, &copy);
+    opened.store.close().expect("close");
+    let mut config = config;
+    config.root = copy;
+    check_whole(&config, "copy");
+}
+
+#[test]
+fn lost_queue_and_index_files_are_made_again() {
+    for make in [closed, crashed] {
+        for lost in [
+            "consumequeue",
+            "index",
+            "consumequeue/Orders/2",
+            "consumequeue/Orders/0/00000000000000004000",
+            "checkpoint",
+            "saturnmq.resume",
+            "config",
+        ] {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let config = make(dir.path());
+            let path = dir.path().join(lost);
+            if path.is_dir() {
+                std::fs::remove_dir_all(&path).expect("remove");
+            } else if path.exists() {
+                std::fs::remove_file(&path).expect("remove");
+            }
+            check_whole(&config, lost);
+        }
+    }
+}
+
+#[test]
+fn damaged_queue_entries_are_made_again() {
+    for make in [closed, crashed] {
+        for (file, from, len) in [
+            ("consumequeue/Orders/0/00000000000000004000", 20, 2000 - 20),
+            ("consumequeue/Orders/3/00000000000000004000", 480, 20),
+        ] {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let config = make(dir.path());
+            let file = OpenOptions::new()
+                .write(true)
+                .open(dir.path().join(file))
+                .expect("open");
+            file.write_all_at(&vec![0; len], from).expect("write");
+            drop(file);
+            let opened = open(&config).expect("open");
+            check_filled(&opened.store, "Orders", 900);
+            opened.store.close().expect("close");
+        }
+    }
+}
+
+#[test]
+fn a_hole_in_a_queue_costs_only_its_own_messages() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = closed(dir.path());
+    let file = dir
+        .path()
+        .join("consumequeue/Orders/1/00000000000000002000");
+    let file = OpenOptions::new().write(true).open(file).expect("open");
+    file.write_all_at(&[0; 100], 1000).expect("write");
+    drop(file);
+    let opened = open(&config).expect("open");
+    let queue = opened.store.queue("Orders", 1).expect("queue");
+    let mut reader = opened.store.reader().expect("reader");
+    let (messages, _) = read_all(&mut reader, &queue);
+    let offsets: Vec<i64> = messages
+        .iter()
+        .map(|message| message.queue_offset)
+        .collect();
+    let expected: Vec<i64> = (0..225)
+        .filter(|offset| !(150..155).contains(offset))
+        .collect();
+    assert_eq!(offsets, expected);
+    opened.store.close().expect("close");
+}
+
+#[test]
+fn bogus_entries_behind_a_queues_end_do_not_come_to_life() {
+    for make in [closed, crashed] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let config = make(dir.path());
+        let file = dir
+            .path()
+            .join("consumequeue/Orders/0/00000000000000004000");
+        let file = OpenOptions::new().write(true).open(file).expect("open");
+        let mut bogus = Vec::new();
+        for place in [9_000_000u64, 100, 9_100_000] {
+            bogus.extend(place.to_be_bytes());
+            bogus.extend(300u32.to_be_bytes());
+            bogus.extend(1u64.to_be_bytes());
+        }
+        file.write_all_at(&bogus, 25 * 20).expect("write");
+        drop(file);
+        check_whole(&config, "bogus entries");
+    }
+}
+
+#[test]
+fn a_torn_tail_is_cut_and_its_offsets_are_given_to_the_next_messages() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = crashed(dir.path());
+    // The last record of the log: message 899 in queue 3, whose entry is on disk already.
+    let opened = open(&config).expect("open");
+    let last = opened
+        .store
+        .queue("Orders", 3)
+        .expect("queue")
+        .entry(224)
+        .expect("entry")
+        .expect("there");
+    drop(opened);
+    // Whoever crashed had made no resume point behind it.
+    std::fs::remove_file(dir.path().join("saturnmq.resume")).expect("remove");
+    let base = last.physical_offset / config.commit_log_file_size * config.commit_log_file_size;
+    let path = dir.path().join(format!("commitlog/{base:020}"));
+    let file = OpenOptions::new().write(true).open(path).expect("open");
+    let from = last.physical_offset - base + u64::from(last.size) / 2;
+    file.write_all_at(&vec![0; last.size as usize - last.size as usize / 2], from)
+        .expect("tear");
+    drop(file);
+    let mut opened = open(&config).expect("open");
+    assert_eq!(opened.report.log_end, last.physical_offset);
+    check_filled(&opened.store, "Orders", 899);
+    go_on(&mut opened, 899);
+    opened.store.close().expect("close");
+}
+
+#[test]
+fn what_stands_behind_the_end_is_zeroed_before_anything_is_appended() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = crashed(dir.path());
+    let opened = open(&config).expect("open");
+    let end = opened.report.log_end;
+    drop(opened);
+    let base = end / config.commit_log_file_size * config.commit_log_file_size;
+    let path = dir.path().join(format!("commitlog/{base:020}"));
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .expect("open");
+    file.write_all_at(&[0xAB; 3000], end - base + 8)
+        .expect("write");
+    file.write_all_at(&[0xCD; 100], config.commit_log_file_size - 200)
+        .expect("write");
+    let mut opened = open(&config).expect("open");
+    assert_eq!(opened.report.log_end, end);
+    let mut rest = vec![1; (config.commit_log_file_size - (end - base)) as usize];
+    file.read_exact_at(&mut rest, end - base).expect("read");
+    assert!(rest.iter().all(|byte| *byte == 0));
+    go_on(&mut opened, 900);
+    opened.store.close().expect("close");
+}
+
+#[test]
+fn offsets_go_on_although_the_log_and_the_queues_are_lost() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = closed(dir.path());
+    let before = {
+        let opened = open(&config).expect("open");
+        let before = ranges(&opened.store);
+        opened.store.close().expect("close");
+        before
+    };
+    std::fs::remove_dir_all(dir.path().join("commitlog")).expect("remove");
+    std::fs::remove_dir_all(dir.path().join("consumequeue")).expect("remove");
+    let mut opened = open(&config).expect("open");
+    let queue = opened.store.queue_or_create("Orders", 1);
+    let mut sender = Sender::new(opened.ports.remove(0));
+    let appended = sender.send(&queue, b"first of a new log", b"");
+    assert_eq!(appended.queue_offset, before["Orders/1"].1);
+    crate::support::wait_dispatched(&opened.store, appended.end);
+    assert_eq!((queue.min_offset(), queue.max_offset()), (225, 226));
+    opened.store.close().expect("close");
+    let again = open(&config).expect("open");
+    let queue = again.store.queue("Orders", 1).expect("queue");
+    assert_eq!(
+        (queue.min_offset(), queue.max_offset(), queue.next_offset()),
+        (225, 226, 226)
+    );
+    again.store.close().expect("close");
+}
+
+#[test]
+fn a_crash_right_after_recovery_loses_nothing() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = crashed(dir.path());
+    for _ in 0..4 {
+        drop(open(&config).expect("open"));
+    }
+    check_whole(&config, "crash after crash");
+}
