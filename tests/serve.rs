@@ -25,7 +25,7 @@ const SMALL: [&str; 3] = [
 ];
 
 /// A running broker, killed when a test fails.
-struct Running {
+pub(crate) struct Running {
     child: Child,
     banner: Vec<String>,
     log: Receiver<String>,
@@ -63,7 +63,7 @@ fn lines_of(stream: impl Read + Send + 'static) -> Receiver<String> {
 }
 
 impl Running {
-    fn start(dir: &Path, more: &[&str]) -> Self {
+    pub(crate) fn start(dir: &Path, more: &[&str]) -> Self {
         let mut child = serve(dir, more).spawn().expect("the binary starts");
         let lines = lines_of(child.stdout.take().expect("stdout"));
         let log = lines_of(child.stderr.take().expect("stderr"));
@@ -99,7 +99,7 @@ impl Running {
             .trim()
     }
 
-    fn address(&self, name: &str) -> SocketAddr {
+    pub(crate) fn address(&self, name: &str) -> SocketAddr {
         let word = self
             .line(name)
             .split_whitespace()
@@ -109,16 +109,16 @@ impl Running {
             .unwrap_or_else(|_| panic!("{word} is no address"))
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).expect("pid");
         kill(Pid::from_raw(pid), signal).expect("signal");
     }
 
-    fn wait(&mut self) -> ExitStatus {
+    pub(crate) fn wait(&mut self) -> ExitStatus {
         wait(&mut self.child)
     }
 
-    fn stop(mut self) -> ExitStatus {
+    pub(crate) fn stop(mut self) -> ExitStatus {
         self.signal(Signal::SIGTERM);
         self.wait()
     }
@@ -198,7 +198,7 @@ fn refusal(mut command: Command) -> String {
     text.lines().last().unwrap_or_default().to_string()
 }
 
-fn directory() -> TempDir {
+pub(crate) fn directory() -> TempDir {
     tempfile::tempdir().expect("temporary directory")
 }
 

@@ -115,6 +115,8 @@ fn copy_properties(back: &Back, record: &Record<'_>, dead: bool, level: i32) -> 
     scan.remove(&text, properties::ORIGIN_MESSAGE_ID);
     let retried = scan.get(&text, properties::RETRY_TOPIC).is_some();
     scan.write(&text, &mut out);
+    // Apache stores that nobody waits for the copy; it is flushed like any other record here.
+    properties::append(&mut out, properties::WAIT, "false");
     if !retried {
         properties::append(&mut out, properties::RETRY_TOPIC, record.topic());
     }

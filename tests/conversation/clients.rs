@@ -1,0 +1,147 @@
+//! Groups, their members and their offsets.
+
+use super::*;
+
+fn heartbeat(client: &str, group: &str, topics: &[(&str, &str)], version: i64) -> Vec<u8> {
+    let subscriptions: Vec<_> = topics
+        .iter()
+        .map(|(topic, expression)| {
+            serde_json::json!({
+                "classFilterMode": false, "codeSet": [], "expressionType": "TAG",
+                "subString": expression, "subVersion": version, "tagsSet": [], "topic": topic,
+            })
+        })
+        .collect();
+    serde_json::json!({
+        "clientID": client,
+        "consumerDataSet": [{
+            "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET", "consumeType": "CONSUME_PASSIVELY",
+            "groupName": group, "messageModel": "CLUSTERING",
+            "subscriptionDataSet": subscriptions, "unitMode": false,
+        }],
+        "producerDataSet": [{"groupName": "p"}],
+    })
+    .to_string()
+    .into_bytes()
+}
+
+fn members(talk: &mut Talk, group: &str) -> Vec<String> {
+    let answer = talk.ask(38, &[("consumerGroup", group)], b"");
+    if answer.code != 0 {
+        return Vec::new();
+    }
+    let body: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
+    let ids = body["consumerIdList"].as_array().expect("a list");
+    let mut ids: Vec<String> = ids
+        .iter()
+        .filter_map(|id| Some(id.as_str()?.to_owned()))
+        .collect();
+    ids.sort();
+    ids
+}
+
+#[test]
+fn every_member_hears_of_one_that_joins_or_leaves() {
+    let (running, _dir) = broker(&["--cores", "2"]);
+    let mut first = Talk::to(running.address("broker"));
+    let mut second = Talk::to(running.address("broker"));
+    let opaque = first.request(34, &[], &heartbeat("a", "g", &[("T", "*")], 1));
+    let told = first.frame(Instant::now() + PATIENCE).expect("a frame");
+    assert_eq!(
+        (told.code, told.is_response),
+        (40, false),
+        "before the heartbeat's answer"
+    );
+    assert_eq!(told.ext["consumerGroup"], "g");
+    assert_eq!(first.answer(opaque).code, 0);
+    assert_eq!(
+        second
+            .ask(34, &[], &heartbeat("b", "g", &[("T", "*")], 1))
+            .code,
+        0
+    );
+    first.pushed(40);
+    second.pushed(40);
+    assert_eq!(members(&mut first, "g"), ["a", "b"]);
+    drop(second);
+    first.pushed(40);
+    assert_eq!(members(&mut first, "g"), ["a"]);
+    let left = [
+        ("clientID", "a"),
+        ("consumerGroup", "g"),
+        ("producerGroup", ""),
+    ];
+    assert_eq!(first.ask(35, &left, b"").code, 0);
+    assert_eq!(members(&mut first, "g"), [] as [String; 0]);
+}
+
+#[test]
+fn a_pull_uses_the_registered_subscription_and_refuses_an_older_one() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "TAGS\u{1}A\u{2}", b"a");
+    talk.send_message("T", 0, "TAGS\u{1}B\u{2}", b"b");
+    let pull = |talk: &mut Talk, version: &str| {
+        let fields = [
+            ("consumerGroup", "g"),
+            ("topic", "T"),
+            ("queueId", "0"),
+            ("queueOffset", "0"),
+            ("maxMsgNums", "32"),
+            ("sysFlag", "0"),
+            ("commitOffset", "0"),
+            ("suspendTimeoutMillis", "0"),
+            ("subVersion", version),
+        ];
+        talk.ask(11, &fields, b"")
+    };
+    assert_eq!(pull(&mut talk, "5").code, 24);
+    assert_eq!(
+        talk.ask(34, &[], &heartbeat("a", "g", &[("T", "B")], 5))
+            .code,
+        0
+    );
+    let answer = pull(&mut talk, "5");
+    assert_eq!(answer.code, 0, "{answer:?}");
+    assert_eq!(records(&answer.body).len(), 1);
+    assert_eq!(records(&answer.body)[0].1, b"b");
+    assert_eq!(pull(&mut talk, "6").code, 25);
+    assert_eq!(
+        talk.ask(34, &[], &heartbeat("a", "g", &[("Other", "*")], 7))
+            .code,
+        0
+    );
+    assert_eq!(pull(&mut talk, "5").code, 24, "the last heartbeat counts");
+}
+
+#[test]
+fn the_retry_topic_is_there_when_the_heartbeat_is_answered() {
+    let (running, dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    let topics = [("T", "*"), ("%RETRY%g", "*")];
+    assert_eq!(talk.ask(34, &[], &heartbeat("a", "g", &topics, 1)).code, 0);
+    let answer = talk.pull(&Pull::of("%RETRY%g", 0));
+    assert_eq!(answer.code, 19, "{answer:?}");
+    let file = std::fs::read_to_string(dir.path().join("config/topics.json")).expect("topics.json");
+    assert!(file.contains("%RETRY%g"));
+}
+
+#[test]
+fn committed_offsets_are_kept_over_a_restart() {
+    let (running, dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"x");
+    let queue = [("consumerGroup", "g"), ("topic", "T"), ("queueId", "0")];
+    assert_eq!(
+        talk.ask(14, &queue, b"").number("offset"),
+        0,
+        "a young queue starts at 0"
+    );
+    let mut commit = queue.to_vec();
+    commit.push(("commitOffset", "1"));
+    assert_eq!(talk.ask(15, &commit, b"").code, 0);
+    assert_eq!(running.stop().code(), Some(0));
+    let running = Running::start(dir.path(), &[]);
+    let mut talk = Talk::to(running.address("broker"));
+    assert_eq!(talk.ask(14, &queue, b"").number("offset"), 1);
+}

@@ -1,0 +1,136 @@
+//! Delayed messages, retries and dead letters.
+
+use super::*;
+
+/// Delay levels of a second, so that tests end.
+const LEVELS: [&str; 2] = ["--set", "messageDelayLevel=1s 2s 1s 1s 1s"];
+
+fn next(talk: &mut Talk, pull: &Pull<'_>) -> (Arrived, (i64, Vec<u8>, String)) {
+    let answer = talk.pull(&Pull {
+        wait_ms: 12_000,
+        ..*pull
+    });
+    assert_eq!(answer.code, 0, "{answer:?}");
+    let record = records(&answer.body).remove(0);
+    (answer, record)
+}
+
+#[test]
+fn a_delayed_message_arrives_after_its_delay_with_its_properties() {
+    let (running, _dir) = broker(&LEVELS);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 3, "", b"makes the topic");
+    let begun = Instant::now();
+    talk.send_message(
+        "T",
+        3,
+        "DELAY\u{1}2\u{2}TAGS\u{1}A\u{2}WAIT\u{1}true\u{2}",
+        b"later",
+    );
+    let (answer, (offset, body, properties)) = next(
+        &mut talk,
+        &Pull {
+            queue: 3,
+            tags: "A",
+            ..Pull::of("T", 1)
+        },
+    );
+    let waited = answer.at - begun;
+    assert_eq!((offset, &*body), (1, &b"later"[..]));
+    assert_eq!(
+        properties,
+        "DELAY\u{1}2\u{2}TAGS\u{1}A\u{2}WAIT\u{1}true\u{2}CLUSTER\u{1}DefaultCluster\u{2}\
+         REAL_TOPIC\u{1}T\u{2}REAL_QID\u{1}3"
+    );
+    assert!(waited >= Duration::from_secs(2), "{waited:?}");
+    assert!(waited < Duration::from_secs(6), "{waited:?}");
+}
+
+#[test]
+fn delayed_messages_of_a_level_keep_their_order_and_none_is_lost() {
+    let (running, _dir) = broker(&LEVELS);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"makes the topic");
+    for number in 0..700 {
+        talk.send_message("T", 0, "DELAY\u{1}1\u{2}", format!("{number}").as_bytes());
+    }
+    let mut seen = 0;
+    while seen < 700 {
+        let answer = talk.pull(&Pull {
+            wait_ms: 12_000,
+            ..Pull::of("T", seen + 1)
+        });
+        assert_eq!(answer.code, 0, "{answer:?}");
+        for (_, body, _) in records(&answer.body) {
+            assert_eq!(body, seen.to_string().as_bytes());
+            seen += 1;
+        }
+    }
+}
+
+#[test]
+fn a_message_sent_back_is_retried_and_becomes_a_dead_letter() {
+    let (running, _dir) = broker(&LEVELS);
+    let mut talk = Talk::to(running.address("broker"));
+    let sent = talk.send_message("Orders", 0, "KEYS\u{1}k\u{2}", b"bad");
+    let id = sent.ext["msgId"].clone();
+    let at = saturnmq_storage::format::message_id::MessageId::parse(&id)
+        .expect("an id")
+        .1;
+    let back = |talk: &mut Talk, offset: u64| {
+        let offset = offset.to_string();
+        let fields = [
+            ("offset", &*offset),
+            ("group", "g"),
+            ("delayLevel", "0"),
+            ("originTopic", "Orders"),
+            ("unitMode", "false"),
+            ("maxReconsumeTimes", "1"),
+        ];
+        let answer = talk.ask(36, &fields, b"");
+        assert_eq!(answer.code, 0, "{answer:?}");
+    };
+    back(&mut talk, at);
+    let answer = talk.pull(&Pull {
+        wait_ms: 12_000,
+        ..Pull::of("%RETRY%g", 0)
+    });
+    assert_eq!(answer.code, 0, "{answer:?}");
+    let (_, body, properties) = records(&answer.body).remove(0);
+    assert_eq!(body, b"bad");
+    for part in [
+        "RETRY_TOPIC\u{1}Orders",
+        &format!("ORIGIN_MESSAGE_ID\u{1}{id}"),
+        "KEYS\u{1}k",
+    ] {
+        assert!(properties.contains(part), "{properties:?}");
+    }
+    let record = saturnmq_storage::format::record::Record::decode(&answer.body).expect("a record");
+    assert_eq!(record.reconsume_times(), 1);
+
+    back(&mut talk, record.physical_offset().unsigned_abs());
+    let (_, (_, body, properties)) = next(&mut talk, &Pull::of("%DLQ%g", 0));
+    assert_eq!(body, b"bad");
+    assert!(
+        properties.contains(&format!("ORIGIN_MESSAGE_ID\u{1}{id}")),
+        "{properties:?}"
+    );
+}
+
+#[test]
+fn delivery_goes_on_after_a_restart() {
+    let (running, dir) = broker(&LEVELS);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"makes the topic");
+    talk.send_message("T", 0, "DELAY\u{1}2\u{2}", b"later");
+    assert_eq!(running.stop().code(), Some(0));
+    let running = Running::start(dir.path(), &LEVELS);
+    let mut talk = Talk::to(running.address("broker"));
+    let (_, (_, body, _)) = next(&mut talk, &Pull::of("T", 1));
+    assert_eq!(body, b"later");
+    let answer = talk.pull(&Pull {
+        wait_ms: 1500,
+        ..Pull::of("T", 2)
+    });
+    assert_eq!(answer.code, 19, "delivered once: {answer:?}");
+}

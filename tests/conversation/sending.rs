@@ -1,0 +1,134 @@
+//! Sends: pipelining, batches, garbage.
+
+use super::*;
+
+#[test]
+fn pipelined_sends_are_all_answered_with_offsets_in_order() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"first");
+    let mut bytes = Vec::new();
+    let mut opaques = Vec::new();
+    for number in 0..500 {
+        let body = format!("m{number}");
+        let fields = send_fields("T", "0", "TAGS\u{1}A\u{2}", "false");
+        let (opaque, frame) = talk.encode(310, &fields, body.as_bytes());
+        bytes.extend_from_slice(&frame);
+        opaques.push(opaque);
+    }
+    talk.send_bytes(&bytes);
+    for (offset, opaque) in (1..).zip(opaques) {
+        let answer = talk.answer(opaque);
+        assert_eq!(
+            (answer.code, answer.number("queueOffset")),
+            (0, offset),
+            "{answer:?}"
+        );
+    }
+    let mut offset = 0;
+    while offset < 501 {
+        let answer = talk.pull(&Pull::of("T", offset));
+        assert_eq!(answer.code, 0, "{answer:?}");
+        for (at, body, properties) in records(&answer.body) {
+            assert_eq!(at, offset);
+            if at > 0 {
+                assert_eq!(body, format!("m{}", at - 1).as_bytes());
+                assert_eq!(properties, "TAGS\u{1}A\u{2}CLUSTER\u{1}DefaultCluster");
+            }
+            offset += 1;
+        }
+        assert_eq!(answer.number("nextBeginOffset"), offset);
+    }
+}
+
+#[test]
+fn a_send_split_at_every_byte_is_one_send() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"first");
+    let (opaque, frame) = talk.encode(310, &send_fields("T", "0", "", "false"), b"split");
+    for byte in &frame {
+        talk.send_bytes(std::slice::from_ref(byte));
+    }
+    assert_eq!(talk.answer(opaque).number("queueOffset"), 1);
+}
+
+#[test]
+fn a_batch_is_stored_message_by_message_with_an_id_for_each() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    let mut body = Vec::new();
+    for text in ["one", "two", "three"] {
+        let total = 4 * 5 + text.len() + 2;
+        body.extend_from_slice(&(total as u32).to_be_bytes());
+        body.extend_from_slice(&[0; 12]);
+        body.extend_from_slice(&(text.len() as u32).to_be_bytes());
+        body.extend_from_slice(text.as_bytes());
+        body.extend_from_slice(&[0; 2]);
+    }
+    let fields = send_fields("B", "2", "WAIT\u{1}true\u{2}", "true");
+    let answer = talk.ask(310, &fields, &body);
+    assert_eq!(answer.code, 0, "{answer:?}");
+    let ids: Vec<&str> = answer.ext["msgId"].split(',').collect();
+    assert_eq!(ids.len(), 3);
+    let answer = talk.pull(&Pull {
+        queue: 2,
+        ..Pull::of("B", 0)
+    });
+    let bodies: Vec<_> = records(&answer.body).into_iter().map(|r| r.1).collect();
+    assert_eq!(bodies, [&b"one"[..], b"two", b"three"]);
+    let answer = talk.ask(33, &[("offset", &offset_of(ids[2]).to_string())], b"");
+    assert_eq!(
+        records(&answer.body)[0].1,
+        b"three",
+        "the third id names the third message"
+    );
+}
+
+fn offset_of(id: &str) -> u64 {
+    saturnmq_storage::format::message_id::MessageId::parse(id)
+        .expect("an id")
+        .1
+}
+
+#[test]
+fn garbage_closes_its_own_connection_only() {
+    let (running, _dir) = broker(&[]);
+    let mut good = Talk::to(running.address("broker"));
+    let garbage: [&[u8]; 7] = [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        &[0, 0, 0, 0],
+        &[0, 0, 0, 3, 1, 2, 3],
+        &[0xff, 0xff, 0xff, 0xff, 0, 0],
+        &[0, 0, 0, 12, 2, 0, 0, 2, b'{', b'}', 0, 0, 0, 0, 0, 0],
+        &[0, 0, 0, 8, 0, 0, 0, 4, b'{', b'x', b'x', b'}'],
+        &[0, 0, 0, 8, 0, 0, 1, 0, b'{', b'}', b'}', b'}'],
+    ];
+    for bytes in garbage {
+        let mut bad = Talk::to(running.address("broker"));
+        bad.send_bytes(bytes);
+        assert!(bad.is_closed(), "{bytes:?}");
+        good.send_message("T", 0, "", b"still served");
+    }
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    for (properties, word) in [
+        ("TRAN_MSG\u{1}true\u{2}", "TRAN_MSG"),
+        ("TIMER_DELAY_SEC\u{1}9\u{2}", "TIMER_DELAY_SEC"),
+    ] {
+        let answer = talk.ask(310, &send_fields("T", "0", properties, "false"), b"x");
+        assert_eq!(answer.code, 13, "{answer:?}");
+        assert!(answer.remark.contains(word), "{answer:?}");
+        assert!(answer.ext.contains_key("TRACE_ON"), "{answer:?}");
+    }
+    assert_eq!(talk.ask(37, &[("commitOrRollback", "8")], b"").code, 13);
+    let answer = talk.ask(9999, &[], b"");
+    assert_eq!(
+        (answer.code, &*answer.remark),
+        (3, " request type 9999 not supported")
+    );
+}

@@ -1,0 +1,153 @@
+//! Pulls that wait, and what is visible when.
+
+use super::*;
+
+#[test]
+fn a_waiting_pull_is_answered_as_soon_as_a_message_is_there() {
+    let (running, _dir) = broker(&[]);
+    let mut consumer = Talk::to(running.address("broker"));
+    let mut producer = Talk::to(running.address("broker"));
+    producer.send_message("T", 0, "", b"0");
+    for offset in 1..50 {
+        let opaque = consumer.start_pull(&Pull {
+            wait_ms: 15_000,
+            ..Pull::of("T", offset)
+        });
+        let sent = producer.send_message("T", 0, "", b"now");
+        let answer = consumer.answer(opaque);
+        assert_eq!(answer.code, 0, "{answer:?}");
+        assert_eq!(records(&answer.body)[0].0, offset);
+        let late = answer.at.saturating_duration_since(sent.at);
+        assert!(late < Duration::from_secs(2), "{late:?} after SEND_OK");
+    }
+}
+
+#[test]
+fn a_waiting_pull_is_answered_when_its_time_is_over() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"0");
+    let begun = Instant::now();
+    let answer = talk.pull(&Pull {
+        wait_ms: 600,
+        ..Pull::of("T", 1)
+    });
+    let waited = answer.at - begun;
+    assert_eq!(
+        (answer.code, answer.number("nextBeginOffset")),
+        (19, 1),
+        "{answer:?}"
+    );
+    assert_eq!(answer.remark, "OFFSET_OVERFLOW_ONE");
+    assert!(waited >= Duration::from_millis(600), "{waited:?}");
+    assert!(waited < Duration::from_secs(3), "{waited:?}");
+}
+
+#[test]
+fn messages_that_do_not_match_keep_a_pull_waiting() {
+    let (running, _dir) = broker(&[]);
+    // One connection: its requests are handled in order, so the pull waits before anything is sent
+    // (once its group exists).
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "TAGS\u{1}B\u{2}", b"0");
+    assert_eq!(talk.pull(&Pull::of("T", 1)).code, 19);
+    let wanted = Pull {
+        wait_ms: 15_000,
+        tags: "A",
+        ..Pull::of("T", 1)
+    };
+    let opaque = talk.start_pull(&wanted);
+    for _ in 0..3 {
+        talk.send_message("T", 0, "TAGS\u{1}B\u{2}", b"other");
+    }
+    talk.send_message("T", 0, "TAGS\u{1}A\u{2}", b"mine");
+    let answer = talk.answer(opaque);
+    assert_eq!(
+        (answer.code, answer.number("nextBeginOffset")),
+        (0, 5),
+        "{answer:?}"
+    );
+    assert_eq!(records(&answer.body)[0].1, b"mine");
+
+    let opaque = talk.start_pull(&Pull {
+        offset: 5,
+        wait_ms: 700,
+        ..wanted
+    });
+    talk.send_message("T", 0, "TAGS\u{1}B\u{2}", b"other");
+    let answer = talk.answer(opaque);
+    assert_eq!(
+        (answer.code, answer.number("nextBeginOffset")),
+        (20, 6),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn what_is_acknowledged_is_visible_at_once() {
+    let (running, _dir) = broker(&[]);
+    let mut producer = Talk::to(running.address("broker"));
+    let mut consumer = Talk::to(running.address("broker"));
+    for offset in 0..300 {
+        producer.send_message("T", 0, "", b"x");
+        let answer = match offset % 3 {
+            0 => {
+                let answer = consumer.ask(30, &[("topic", "T"), ("queueId", "0")], b"");
+                assert_eq!(answer.number("offset"), offset + 1, "{answer:?}");
+                continue;
+            }
+            _ => consumer.pull(&Pull::of("T", offset)),
+        };
+        assert_eq!(answer.code, 0, "offset {offset}: {answer:?}");
+        assert_eq!(records(&answer.body)[0].0, offset);
+    }
+}
+
+#[test]
+fn pulls_of_many_queues_wait_at_the_same_time() {
+    let (running, _dir) = broker(&["--set", "defaultTopicQueueNums=64"]);
+    let mut consumer = Talk::to(running.address("broker"));
+    let mut producer = Talk::to(running.address("broker"));
+    let fields = |queue: &'static str| {
+        let mut fields = send_fields("W", queue, "", "false");
+        fields[3] = ("d", "64");
+        fields
+    };
+    assert_eq!(producer.ask(310, &fields("0"), b"first").code, 0);
+    let pulls: Vec<_> = (0..64)
+        .map(|queue| {
+            let offset = i64::from(queue == 0);
+            consumer.start_pull(&Pull {
+                queue,
+                wait_ms: 15_000,
+                ..Pull::of("W", offset)
+            })
+        })
+        .collect();
+    for (queue, opaque) in pulls.into_iter().enumerate().rev() {
+        producer.send_message("W", queue as i32, "", queue.to_string().as_bytes());
+        let answer = consumer.answer(opaque);
+        assert_eq!(answer.code, 0, "{answer:?}");
+        assert_eq!(records(&answer.body)[0].1, queue.to_string().as_bytes());
+    }
+}
+
+#[test]
+fn a_deleted_connection_leaves_the_others_waiting() {
+    let (running, _dir) = broker(&[]);
+    let mut producer = Talk::to(running.address("broker"));
+    producer.send_message("T", 0, "", b"0");
+    let mut gone = Talk::to(running.address("broker"));
+    let mut stays = Talk::to(running.address("broker"));
+    gone.start_pull(&Pull {
+        wait_ms: 15_000,
+        ..Pull::of("T", 1)
+    });
+    let opaque = stays.start_pull(&Pull {
+        wait_ms: 15_000,
+        ..Pull::of("T", 1)
+    });
+    drop(gone);
+    producer.send_message("T", 0, "", b"1");
+    assert_eq!(stays.answer(opaque).code, 0);
+}
