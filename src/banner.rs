@@ -33,6 +33,7 @@ pub fn text(broker: &Broker, facts: &Facts, engine: &Engine, report: &OpenReport
         "network",
         format!("{} x {engine}", threads(broker.config.cores)),
     );
+    line("disk", broker.store.writing().to_string());
     for note in &report.notes {
         line("disk", note.clone());
     }

@@ -402,7 +402,7 @@ fn start(
         log_end,
         last,
         changed,
-        report,
+        mut report,
     } = recovered;
     let watermarks = Arc::new(Watermarks::new(config.flush, log_end));
     let dispatch = Arc::new(DispatchState::new(last));
@@ -466,6 +466,7 @@ fn start(
         index: Arc::clone(&index),
         damaged_reads: AtomicU64::new(0),
     });
+    report.notes.extend(writer.plan.notes.iter().cloned());
     let store = Arc::new(Store {
         layout,
         table,

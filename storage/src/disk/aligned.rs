@@ -4,10 +4,13 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Alignment every allocation has, in bytes; no supported disk asks for more.
 pub const ALIGNMENT: usize = 4096;
+/// Size from which memory is asked for in huge pages: registering 64 MiB with a ring takes a third of the
+/// time then.
+const HUGE_FROM: usize = 4 << 20;
 
 /// A fixed piece of anonymous memory, aligned to [`ALIGNMENT`] and zeroed at first.
 pub struct AlignedMemory {
@@ -34,6 +37,11 @@ impl AlignedMemory {
                 MapFlags::MAP_PRIVATE,
             )
         }?;
+        if size.get() >= HUGE_FROM {
+            // SAFETY: the range is the mapping just made; the advice changes no content. Refused where the
+            // kernel has no huge pages, which costs nothing but speed.
+            let _ = unsafe { madvise(start, size.get(), MmapAdvise::MADV_HUGEPAGE) };
+        }
         Ok(AlignedMemory {
             start: start.cast(),
             size,
