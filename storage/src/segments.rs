@@ -16,6 +16,9 @@ use crate::disk::aligned::AlignedMemory;
 /// `FALLOC_FL_WRITE_ZEROES`: zeroes without transferring the zeros, where the device can (Linux 6.17).
 const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
 
+/// Permissions of a log file.
+const MODE: Mode = Mode::from_raw_mode(0o644);
+
 /// How log files are made.
 #[derive(Clone, Debug)]
 pub(crate) struct Segments {
@@ -82,21 +85,21 @@ impl Segments {
         OFlags::RDWR | OFlags::CLOEXEC | direct
     }
 
+    /// An empty file beside the log's directory, where unnamed files are refused.
+    fn open_beside(&self, base: u64) -> io::Result<(File, Option<PathBuf>)> {
+        let path = sibling_dir(&self.dir)?.join(file_name(base));
+        let flags = self.flags() | OFlags::CREATE | OFlags::TRUNC;
+        let file = rustix::fs::open(&path, flags, MODE)?;
+        Ok((File::from(file), Some(path)))
+    }
+
     /// A file of full size, allocated but not zeroed, without a name in the log's directory.
     pub fn create(&self, base: u64) -> io::Result<Segment> {
-        let mode = Mode::from_raw_mode(0o644);
-        let unnamed = rustix::fs::open(&self.dir, self.flags() | OFlags::TMPFILE, mode);
+        let unnamed = rustix::fs::open(&self.dir, self.flags() | OFlags::TMPFILE, MODE);
         let (file, placed_at) = match unnamed {
             Ok(file) => (File::from(file), None),
-            Err(error) if error == rustix::io::Errno::NOSPC => return Err(error.into()),
-            Err(_) => {
-                let path = sibling_dir(&self.dir)?.join(file_name(base));
-                let flags = self.flags() | OFlags::CREATE | OFlags::TRUNC;
-                (
-                    File::from(rustix::fs::open(&path, flags, mode)?),
-                    Some(path),
-                )
-            }
+            Err(rustix::io::Errno::NOSPC) => return Err(rustix::io::Errno::NOSPC.into()),
+            Err(_) => self.open_beside(base)?,
         };
         let mut segment = Segment {
             file,
@@ -245,6 +248,31 @@ mod tests {
             std::fs::metadata(segments.path(0)).expect("stat").len(),
             1 << 20
         );
+    }
+
+    #[test]
+    fn where_unnamed_files_are_refused_a_file_waits_beside_the_log() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let log = dir.path().join("commitlog");
+        std::fs::create_dir(&log).expect("directory");
+        let segments = segments(&log);
+        let (file, placed_at) = segments.open_beside(0).expect("create");
+        file.set_len(segments.file_size).expect("size");
+        assert_eq!(std::fs::read_dir(&log).expect("list").count(), 0);
+        let segment = Segment {
+            file,
+            base: 0,
+            zeroed_to: 0,
+            placed_at,
+        };
+        segments.publish(&segment).expect("publish");
+        assert_eq!(
+            std::fs::metadata(segments.path(0)).expect("stat").len(),
+            1 << 20
+        );
+        segments.remove_leftovers().expect("clean up");
+        let names: Vec<_> = std::fs::read_dir(dir.path()).expect("list").collect();
+        assert_eq!(names.len(), 1);
     }
 
     #[test]

@@ -135,6 +135,10 @@ impl Disk for BlockingDisk {
         self.done.push(Completion { ticket, result });
     }
 
+    fn start(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     fn poll(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
         done.append(&mut self.done);
         Ok(())

@@ -205,6 +205,10 @@ impl Disk for FaultyDisk {
         });
     }
 
+    fn start(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     fn poll(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
         let finishing = self.seed.below(self.pending.len() as u64 + 1);
         for _ in 0..finishing {

@@ -201,6 +201,10 @@ impl Disk for MemoryDisk {
         self.done.push(Completion { ticket, result });
     }
 
+    fn start(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     fn poll(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
         done.append(&mut self.done);
         Ok(())

@@ -83,6 +83,9 @@ pub trait Disk {
     /// Queues a request; it may start at once or with the next [`Disk::poll`] or [`Disk::wait`].
     fn submit(&mut self, ticket: u64, request: Request);
 
+    /// Starts what is queued now, instead of with the next [`Disk::poll`] or [`Disk::wait`].
+    fn start(&mut self) -> io::Result<()>;
+
     /// Starts what is queued and collects what is over, without waiting.
     fn poll(&mut self, done: &mut Vec<Completion>) -> io::Result<()>;
 

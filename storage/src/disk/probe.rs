@@ -15,6 +15,9 @@ use crate::error::FileError;
 /// Environment variable that forces a body: `uring`, `blocking` or `buffered`.
 pub const FORCE: &str = "SATURNMQ_DISK";
 
+/// Largest unit of direct writes that is used, in bytes.
+pub(crate) const LARGEST_BLOCK: u64 = 64 << 10;
+
 /// Who performs the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
@@ -63,7 +66,13 @@ pub fn probe(
     let wanted = match forced {
         Some("uring") => DiskEngine::Uring,
         Some("blocking" | "buffered") => DiskEngine::Blocking,
-        _ => engine,
+        Some(other) => {
+            notes.push(format!(
+                "{FORCE}={other} is none of uring, blocking and buffered: ignored"
+            ));
+            engine
+        }
+        None => engine,
     };
     let engine = match (wanted, uring::available()) {
         (DiskEngine::Blocking, _) => Engine::Blocking,
@@ -123,10 +132,16 @@ fn direct_block(dir: &Path) -> Result<u64, String> {
 fn prove_direct(file: &File) -> io::Result<u64> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
     let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted)?;
+    let filesystem = rustix::fs::fstatvfs(file)?;
     let block = u64::from(stat.stx_dio_offset_align)
-        .max(u64::from(stat.stx_blksize).min(65_536))
+        .max(filesystem.f_frsize)
         .max(4096)
         .next_power_of_two();
+    if block > LARGEST_BLOCK {
+        return Err(io::Error::other(format!(
+            "blocks of {block} bytes are too large"
+        )));
+    }
     let size = block as usize;
     let mut memory = AlignedMemory::new(size.max(ALIGNMENT))?;
     let bytes = &memory.as_mut_slice()[..size];

@@ -43,6 +43,16 @@ impl UringDisk {
     /// Makes the ring; call on the thread that will use it. The warning says what works less well than it
     /// could and why.
     pub fn new(tail: Arc<Tail>, bell: Arc<Doorbell>) -> io::Result<(UringDisk, Option<String>)> {
+        let mut disk = UringDisk::unregistered(tail, bell)?;
+        let refused = disk.register_buffers().err();
+        let warning = refused.map(|error| disk.memlock_warning(&error));
+        let submitter = disk.ring.submitter();
+        disk.registered_files = submitter.register_files_sparse(MAX_FILES as u32).is_ok();
+        Ok((disk, warning))
+    }
+
+    /// As [`UringDisk::new`], with nothing registered.
+    fn unregistered(tail: Arc<Tail>, bell: Arc<Doorbell>) -> io::Result<UringDisk> {
         let ring = make_ring()?;
         if !ring.params().is_feature_ext_arg() {
             return Err(io::Error::other(
@@ -50,7 +60,7 @@ impl UringDisk {
             ));
         }
         let zeros = AlignedMemory::new(ZERO_BYTES)?;
-        let mut disk = UringDisk {
+        Ok(UringDisk {
             no_iowait: ring.params().is_feature_no_iowait(),
             ring,
             tail,
@@ -61,17 +71,7 @@ impl UringDisk {
             registered_files: false,
             bell_armed: false,
             in_flight: 0,
-        };
-        let warning = disk
-            .register_buffers()
-            .err()
-            .map(|error| disk.memlock_warning(&error));
-        disk.registered_files = disk
-            .ring
-            .submitter()
-            .register_files_sparse(MAX_FILES as u32)
-            .is_ok();
-        Ok((disk, warning))
+        })
     }
 
     fn register_buffers(&mut self) -> io::Result<()> {
@@ -188,11 +188,9 @@ impl UringDisk {
         } else {
             submitter.submit_with_args(want, &args)
         };
-        match entered.map_err(|error| (error.raw_os_error(), error)) {
-            Ok(_) | Err((Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN), _)) => {
-                Ok(())
-            }
-            Err((_, error)) => Err(error),
+        match entered {
+            Err(error) if !is_passing(&error) => Err(error),
+            _ => Ok(()),
         }
     }
 
@@ -211,6 +209,14 @@ impl UringDisk {
             self.bell.hush();
         }
     }
+}
+
+/// Whether an enter may simply be repeated.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)
+    )
 }
 
 fn completion(entry: &cqueue::Entry) -> Completion {
@@ -288,6 +294,17 @@ impl Disk for UringDisk {
         self.in_flight += 1;
     }
 
+    fn start(&mut self) -> io::Result<()> {
+        if self.ring.submission().is_empty() {
+            return Ok(());
+        }
+        match self.ring.submit() {
+            // What was not taken now is taken by the next enter.
+            Err(error) if !is_passing(&error) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     fn poll(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
         self.collect(done);
         if done.is_empty() && (self.in_flight > 0 || !self.ring.submission().is_empty()) {
@@ -315,5 +332,120 @@ impl Drop for UringDisk {
             self.collect(&mut done);
             done.clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tail::tail;
+
+    /// Writes one block of the tail and one of zeros, syncs, and reads the file back.
+    fn write_and_sync(mut disk: UringDisk, dir: &std::path::Path) {
+        let path = dir.join("file");
+        std::fs::write(&path, vec![9; 3 * 4096]).expect("write");
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .expect("open");
+        let slot = disk.attach(file).expect("attach");
+        let write = |offset, source| Request::Write {
+            file: slot,
+            offset,
+            len: 4096,
+            source,
+            durable: true,
+        };
+        disk.submit(1, write(4096, Source::Tail(4096)));
+        disk.submit(2, write(8192, Source::Zeros));
+        disk.submit(3, Request::Sync { file: slot });
+        disk.start().expect("start");
+        let mut done = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while done.len() < 3 && Instant::now() < deadline {
+            disk.wait(Some(Duration::from_millis(100))).expect("wait");
+            disk.poll(&mut done).expect("poll");
+        }
+        done.sort_by_key(|completion| completion.ticket);
+        let results: Vec<_> = done
+            .iter()
+            .map(|completion| completion.result.as_ref().expect("success"))
+            .collect();
+        assert_eq!(results, [&4096, &4096, &0]);
+        disk.detach(slot);
+        let bytes = std::fs::read(&path).expect("read");
+        assert!(bytes[..4096].iter().all(|&byte| byte == 9));
+        assert!(bytes[4096..8192].iter().all(|&byte| byte == 7));
+        assert!(bytes[8192..].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn registered_and_unregistered_writes_do_the_same() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        for register in [true, false] {
+            let (mut writer, _) = tail(16_384, 0).expect("tail");
+            assert!(writer.reserve(8192, 0));
+            writer.write(4096, &[7; 4096]);
+            let (shared, bell) = (
+                Arc::clone(writer.shared()),
+                Arc::new(Doorbell::new().expect("bell")),
+            );
+            let disk = if register {
+                UringDisk::new(shared, bell).expect("ring").0
+            } else {
+                UringDisk::unregistered(shared, bell).expect("ring")
+            };
+            write_and_sync(disk, dir.path());
+        }
+    }
+
+    #[test]
+    fn the_bell_ends_a_wait() {
+        let (writer, _) = tail(4096, 0).expect("tail");
+        let bell = Arc::new(Doorbell::new().expect("bell"));
+        let shared = Arc::clone(writer.shared());
+        let mut disk = UringDisk::unregistered(shared, Arc::clone(&bell)).expect("ring");
+        for _ in 0..3 {
+            bell.lie_down();
+            let ringing = Arc::clone(&bell);
+            let ringer = std::thread::spawn(move || ringing.ring());
+            let started = Instant::now();
+            disk.wait(Some(Duration::from_secs(20))).expect("wait");
+            assert!(started.elapsed() < Duration::from_secs(10), "slept on");
+            disk.poll(&mut Vec::new()).expect("poll");
+            ringer.join().expect("ringer");
+        }
+    }
+
+    #[test]
+    fn a_short_or_failed_write_is_reported_as_such() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let path = dir.path().join("file");
+        std::fs::write(&path, b"x").expect("write");
+        let (writer, _) = tail(4096, 0).expect("tail");
+        let bell = Arc::new(Doorbell::new().expect("bell"));
+        let mut disk = UringDisk::unregistered(Arc::clone(writer.shared()), bell).expect("ring");
+        let slot = disk
+            .attach(File::open(&path).expect("open"))
+            .expect("attach");
+        let (offset, len) = (0, 4096);
+        let write = Request::Write {
+            file: slot,
+            offset,
+            len,
+            source: Source::Zeros,
+            durable: true,
+        };
+        disk.submit(5, write);
+        let mut done = Vec::new();
+        disk.wait(Some(Duration::from_secs(20))).expect("wait");
+        disk.poll(&mut done).expect("poll");
+        assert_eq!(done[0].ticket, 5);
+        let error = done[0]
+            .result
+            .as_ref()
+            .expect_err("the file is open for reading only");
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF));
     }
 }

@@ -285,13 +285,17 @@ where
     /// One step; calls `wake` with the number of every port that got results.
     pub fn turn(&mut self, now: Now, wake: &mut dyn FnMut(usize)) -> Turn {
         self.reap();
-        let answered = self.answer(wake);
         let staged = self.stage_and_submit(now);
         self.zero_ahead();
         self.sync_if_due(now);
         self.release_files();
-        // What was refused without a write before it is answered in the same turn.
-        let answered = self.answer(wake) && answered;
+        if !self.unanswered.is_empty()
+            && let Err(error) = self.disk.start()
+        {
+            self.latch(&format!("starting a write failed: {error}"));
+        }
+        // The disk works meanwhile.
+        let answered = self.answer(wake);
         self.next_step(now, staged, answered)
     }
 

@@ -14,7 +14,7 @@ use crate::config::{DiskEngine, StoreConfig};
 use crate::disk::Disk;
 use crate::disk::aligned::{ALIGNMENT, AlignedMemory};
 use crate::disk::blocking::BlockingDisk;
-use crate::disk::probe::{DiskPlan, Engine, FORCE, probe};
+use crate::disk::probe::{DiskPlan, Engine, FORCE, LARGEST_BLOCK, probe};
 use crate::disk::uring::UringDisk;
 use crate::dispatch::DispatchSender;
 use crate::error::{CloseError, FileError, OpenError};
@@ -235,8 +235,7 @@ fn preload(segment: &Segment, end: u64, tail: &mut TailWriter) -> io::Result<()>
     use std::os::unix::fs::FileExt;
     let position = end - segment.base;
     let wanted = position.min(tail.shared().size() / 2);
-    let largest_block = 64 << 10;
-    let from = (position - wanted) & !(largest_block - 1);
+    let from = (position - wanted) & !(LARGEST_BLOCK - 1);
     let len = (position - from) as usize;
     if len == 0 {
         return Ok(());
