@@ -4,9 +4,11 @@
 // `node --test after-restart.js`: the name keeps it out of the ordinary run.
 
 const assert = require('node:assert');
-const { it } = require('node:test');
+const { after, it } = require('node:test');
 const { Message } = require('ali-ons');
-const { consume, producer, routed, unique, until } = require('./cluster');
+const { consume, endProcess, producer, routed, unique, until } = require('./cluster');
+
+after(endProcess);
 
 it('after restart: nothing is redelivered', async t => {
   const topic = unique('restart');

@@ -1,13 +1,15 @@
 'use strict';
 
 const assert = require('node:assert');
-const { describe, it } = require('node:test');
+const { after, describe, it } = require('node:test');
 const { Message } = require('ali-ons');
 const {
-  ACTION_RETRY, brokers, consume, createTopic, producer, request, routed, unique, until,
+  ACTION_RETRY, brokers, consume, createTopic, endProcess, producer, request, routed, unique, until,
 } = require('./cluster');
 
 const RESTART_COUNT = 20;
+
+after(endProcess);
 
 async function seed(client, topic, tag, prefix, count) {
   const bodies = [];

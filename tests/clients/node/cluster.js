@@ -127,7 +127,12 @@ async function consume(t, group, topic, expression, handle = async () => {}, mor
   return inbox;
 }
 
+/** The client's timers survive its close(): end the process once the results are written. */
+function endProcess() {
+  setTimeout(() => process.exit(), 300).unref();
+}
+
 module.exports = {
   ACTION_RETRY: Consumer.ACTION_RETRY,
-  brokers, consume, createTopic, producer, request, routed, unique, until,
+  brokers, consume, createTopic, endProcess, producer, request, routed, unique, until,
 };
