@@ -164,6 +164,8 @@ pub(crate) struct Connection {
     pub spare: Vec<u8>,
     /// Bytes the transport is sending.
     pub sending: usize,
+    /// Unsent bytes as the core has them in its total.
+    pub counted_unsent: usize,
     pub holds: Holds,
     pub reading: Reading,
     pub in_flight: u32,
@@ -195,6 +197,7 @@ impl Connection {
             out: Vec::new(),
             spare: Vec::new(),
             sending: 0,
+            counted_unsent: 0,
             holds: Holds::default(),
             reading: Reading::Idle,
             in_flight: 0,
@@ -320,6 +323,11 @@ impl Outbox {
         self.get(conn)
             .filter(|open| open.stage == Stage::Open)
             .map(|open| open.peer)
+    }
+
+    /// Bytes answered to `conn` and not sent yet: a protocol that can wait should not add to many.
+    pub fn unsent(&self, conn: ConnectionId) -> usize {
+        self.get(conn).map_or(0, Connection::unsent)
     }
 
     /// Closes `conn` after the pass, once what was answered so far is sent.

@@ -16,6 +16,11 @@ pub struct Limits {
     pub inbox: usize,
     /// Bytes answered to a connection and not sent yet; over it the connection is not read.
     pub unsent_bytes: usize,
+    /// Bytes answered and not sent by all connections of the core together; over it each may have
+    /// only [`Limits::unsent_when_short`] of them.
+    pub unsent_total_bytes: usize,
+    /// What a connection may have unsent while the core is over its total.
+    pub unsent_when_short: usize,
     /// Requests of a connection started and not finished; over it the connection is not read.
     pub requests_in_flight: u32,
     /// Received bytes a core keeps for frames that are not complete or not taken yet.
@@ -38,6 +43,8 @@ impl Default for Limits {
             max_connections: 65_536,
             inbox: 1024,
             unsent_bytes: 4 * 1024 * 1024,
+            unsent_total_bytes: 256 * 1024 * 1024,
+            unsent_when_short: 64 * 1024,
             requests_in_flight: 4096,
             reassembly_bytes: 64 * 1024 * 1024,
             turn: Duration::from_secs(5),
@@ -80,6 +87,7 @@ impl Limits {
             (self.max_connections, "max_connections"),
             (self.inbox, "inbox"),
             (self.unsent_bytes, "unsent_bytes"),
+            (self.unsent_when_short, "unsent_when_short"),
             (self.requests_in_flight as usize, "requests_in_flight"),
             (self.stalled_bytes, "stalled_bytes"),
             (self.idle.as_millis() as usize, "idle"),

@@ -126,6 +126,8 @@ pub(crate) struct Core<P> {
     turn_ends: Instant,
     /// Reassembly memory in use, in bytes.
     reassembly: usize,
+    /// Unsent bytes of all connections, as of the last pass.
+    unsent_total: usize,
     /// Do not sleep: something can go on at once.
     hurry: bool,
     next_sweep: Instant,
@@ -152,6 +154,7 @@ impl<P: Protocol> Core<P> {
             favoured: None,
             turn_ends: now,
             reassembly: 0,
+            unsent_total: 0,
             hurry: false,
             next_sweep: now,
             sweep_at: 0,

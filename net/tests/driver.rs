@@ -24,18 +24,14 @@ harness::each_engine! {
     a_tls_client_is_hung_up_on,
     a_half_closed_peer_gets_its_answers,
     two_thousand_idle_connections_do_not_disturb_a_busy_one,
-    a_slow_reader_stops_being_read_and_loses_nothing,
-    a_refused_frame_is_offered_again_in_order,
-    too_many_requests_in_flight_stop_reading_until_they_are_answered,
     a_wake_is_never_lost,
     a_reset_during_a_send_ends_that_connection_only,
     a_stop_answers_what_is_in_flight,
     a_quiet_connection_is_closed_and_a_busy_one_is_not,
-    incomplete_frames_over_the_memory_all_complete_in_turn,
-    a_peer_that_trickles_a_frame_does_not_hold_up_the_rest,
     connections_that_come_and_go_leave_nothing_behind,
     a_closed_connection_takes_no_answer_though_its_slot_is_used_again,
     a_refused_socket_is_closed,
+    a_protocol_that_panics_ends_its_core_and_hangs_up,
     a_pass_enters_the_kernel_about_once,
 }
 
@@ -212,108 +208,6 @@ fn two_thousand_idle_connections_do_not_disturb_a_busy_one(engine: Engine) {
     server.stop();
 }
 
-fn a_slow_reader_stops_being_read_and_loses_nothing(engine: Engine) {
-    let limits = Limits {
-        unsent_bytes: 256 * 1024,
-        ..Limits::default()
-    };
-    let server = Server::start(engine, limits);
-    let mut client = server.connect();
-    let mut sender = client.try_clone().unwrap();
-    // Far more than the socket buffers of both sides and the cap take together.
-    let frames = 40_000u32;
-    let sending = std::thread::spawn(move || {
-        for number in 0..frames {
-            sender.write_all(&numbered(b'e', number, 2000)).unwrap();
-        }
-    });
-    let counters = server.handle.counters();
-    until("reading stopped", || {
-        counters.held.load(Ordering::Relaxed) > 0
-    });
-    // Once held, frames are not taken any more.
-    let mut before = counters.frames.load(Ordering::Relaxed);
-    until("no further frame is taken", || {
-        std::thread::sleep(Duration::from_millis(50));
-        let now = counters.frames.load(Ordering::Relaxed);
-        std::mem::replace(&mut before, now) == now
-    });
-    assert!(
-        before < u64::from(frames),
-        "everything was taken from a peer that reads nothing"
-    );
-    for number in 0..frames {
-        assert_eq!(
-            read_frame(&mut client).unwrap(),
-            numbered(b'e', number, 2000)
-        );
-    }
-    sending.join().unwrap();
-    server.stop();
-}
-
-fn a_refused_frame_is_offered_again_in_order(engine: Engine) {
-    let limits = Limits {
-        stalled_bytes: 8 * 1024,
-        ..Limits::default()
-    };
-    let server = Server::start(engine, limits);
-    let mut clients: Vec<_> = (0..20).map(|_| server.connect()).collect();
-    let sending: Vec<_> = clients
-        .iter()
-        .map(|client| {
-            let mut sender = client.try_clone().unwrap();
-            std::thread::spawn(move || {
-                for number in 0..300 {
-                    sender.write_all(&numbered(b'r', number, 500)).unwrap();
-                }
-            })
-        })
-        .collect();
-    for number in 0..300 {
-        for client in &mut clients {
-            assert_eq!(read_frame(client).unwrap(), numbered(b'r', number, 500));
-        }
-    }
-    sending
-        .into_iter()
-        .for_each(|sender| sender.join().unwrap());
-    assert!(
-        server.refusals() > 1000,
-        "the protocol refused {} frames",
-        server.refusals()
-    );
-    server.stop();
-}
-
-fn too_many_requests_in_flight_stop_reading_until_they_are_answered(engine: Engine) {
-    let limits = Limits {
-        requests_in_flight: 10,
-        ..Limits::default()
-    };
-    let server = Server::start(engine, limits);
-    let mut client = server.connect();
-    let mut all = Vec::new();
-    for number in 0..300 {
-        all.extend_from_slice(&numbered(b'l', number, 100));
-    }
-    client.write_all(&all).unwrap();
-    let mut answered = 0;
-    while answered < 300 {
-        until("requests arrive", || server.late() > 0);
-        let late = server.answer_late();
-        assert!(late <= 11, "{late} requests in flight");
-        for _ in 0..late {
-            assert_eq!(
-                read_frame(&mut client).unwrap(),
-                numbered(b'l', answered, 100)
-            );
-            answered += 1;
-        }
-    }
-    server.stop();
-}
-
 fn a_wake_is_never_lost(engine: Engine) {
     // Nothing but wakes moves this core: its own timer is 5 s, the client gives up after 3 s.
     let limits = Limits {
@@ -420,65 +314,6 @@ fn a_quiet_connection_is_closed_and_a_busy_one_is_not(engine: Engine) {
     server.stop();
 }
 
-fn incomplete_frames_over_the_memory_all_complete_in_turn(engine: Engine) {
-    let limits = Limits {
-        max_frame: 512 * 1024,
-        reassembly_bytes: 1 << 20,
-        ..Limits::default()
-    };
-    let server = Server::start(engine, limits);
-    let clients: Vec<_> = (0..16).map(|_| server.connect()).collect();
-    let all: Vec<_> = clients
-        .into_iter()
-        .enumerate()
-        .map(|(index, mut client)| {
-            std::thread::spawn(move || {
-                let sent = numbered(b'e', index as u32, 500_000);
-                let (first, second) = sent.split_at(300_000);
-                client.write_all(first).unwrap();
-                std::thread::sleep(Duration::from_millis(300));
-                client.write_all(second).unwrap();
-                assert!(read_frame(&mut client).unwrap() == sent);
-            })
-        })
-        .collect();
-    all.into_iter().for_each(|client| client.join().unwrap());
-    until("the memory is free again", || {
-        server
-            .handle
-            .counters()
-            .reassembly_bytes
-            .load(Ordering::Relaxed)
-            < 1 << 20
-    });
-    server.stop();
-}
-
-fn a_peer_that_trickles_a_frame_does_not_hold_up_the_rest(engine: Engine) {
-    let limits = Limits {
-        max_frame: 512 * 1024,
-        reassembly_bytes: 512 * 1024,
-        turn: Duration::from_millis(200),
-        ..Limits::default()
-    };
-    let server = Server::start(engine, limits);
-    let bytes_in = || server.handle.counters().bytes_in.load(Ordering::Relaxed);
-    let mut silent: Vec<_> = (0..4).map(|_| server.connect()).collect();
-    for client in &mut silent {
-        client
-            .write_all(&numbered(b'e', 1, 500_000)[..200_000])
-            .unwrap();
-    }
-    until("the memory is used up", || bytes_in() > 600_000);
-    let mut honest = server.connect();
-    for number in 0..3 {
-        honest.write_all(&numbered(b'e', number, 300_000)).unwrap();
-        assert!(read_frame(&mut honest).unwrap() == numbered(b'e', number, 300_000));
-    }
-    until("a silent one was closed", || server.closed() > 0);
-    server.stop();
-}
-
 fn connections_that_come_and_go_leave_nothing_behind(engine: Engine) {
     let _alone = MANY_DESCRIPTORS
         .lock()
@@ -563,6 +398,26 @@ fn a_refused_socket_is_closed(engine: Engine) {
     assert_eq!(harness::read_to_end(&mut fourth), 0);
     assert_eq!(server.handle.connections(), 3);
     server.stop();
+}
+
+fn a_protocol_that_panics_ends_its_core_and_hangs_up(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let mut busy = server.connect();
+    // A send is in flight when it happens: this peer does not read its answer.
+    let mut sender = busy.try_clone().unwrap();
+    let sending = std::thread::spawn(move || sender.write_all(&numbered(b'e', 1, 12 << 20)));
+    busy.read_exact(&mut [0; 1000]).unwrap();
+    let mut client = server.connect();
+    client.write_all(&numbered(b'!', 1, 10)).unwrap();
+    assert_eq!(harness::read_to_end(&mut client), 0);
+    let handle = server.handle.clone();
+    assert!(server.crash(), "the core did not panic");
+    assert!(
+        handle
+            .adopt_message(busy.into(), "127.0.0.1:1".parse().unwrap(), 1)
+            .is_err()
+    );
+    sending.join().unwrap().unwrap();
 }
 
 fn a_pass_enters_the_kernel_about_once(engine: Engine) {

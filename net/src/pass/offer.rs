@@ -146,12 +146,22 @@ impl<P: Protocol> Core<P> {
         })
     }
 
+    /// What a connection may have unsent at the moment.
+    pub(super) fn most_unsent(&self) -> usize {
+        if self.unsent_total > self.limits.unsent_total_bytes {
+            self.limits.unsent_bytes.min(self.limits.unsent_when_short)
+        } else {
+            self.limits.unsent_bytes
+        }
+    }
+
     pub(super) fn hold_if_full(&mut self, id: ConnectionId) {
+        let most = self.most_unsent();
         let Some(connection) = self.io.get_mut(id) else {
             return;
         };
         let before = connection.holds;
-        if connection.unsent() > self.limits.unsent_bytes {
+        if connection.unsent() > most {
             connection.holds.set(Holds::UNSENT);
         }
         if connection.in_flight > self.limits.requests_in_flight {

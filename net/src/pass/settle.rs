@@ -51,6 +51,7 @@ impl<P: Protocol> Core<P> {
                 self.update_reading(transport, id);
             }
         }
+        self.count_unsent(id);
         self.free_if_quiet(id);
     }
 
@@ -94,11 +95,12 @@ impl<P: Protocol> Core<P> {
 
     fn update_flow(&mut self, id: ConnectionId) {
         self.hold_if_full(id);
+        let most = self.most_unsent();
         let Some(connection) = self.io.get_mut(id) else {
             return;
         };
         let held = !connection.holds.may_parse();
-        if connection.unsent() <= self.limits.unsent_bytes / 2 {
+        if connection.unsent() <= most / 2 {
             connection.holds.clear(Holds::UNSENT);
         }
         if connection.in_flight <= self.limits.requests_in_flight / 2 {
@@ -200,6 +202,14 @@ impl<P: Protocol> Core<P> {
         self.forget_unread(id);
         if was_open {
             self.protocol.closed(id);
+        }
+    }
+
+    fn count_unsent(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.io.get_mut(id) {
+            let unsent = connection.unsent();
+            self.unsent_total = self.unsent_total + unsent - connection.counted_unsent;
+            connection.counted_unsent = unsent;
         }
     }
 

@@ -178,6 +178,8 @@ fn tight_limits(dice: &mut Dice) -> Limits {
         max_frame: 4096,
         reassembly_bytes: 8192 + dice.roll(8192) as usize,
         unsent_bytes: 1 + dice.roll(200) as usize,
+        unsent_total_bytes: 1 + dice.roll(400) as usize,
+        unsent_when_short: 1 + dice.roll(100) as usize,
         requests_in_flight: 1 + dice.roll(5) as u32,
         stalled_bytes: 1 + dice.roll(4000) as usize,
         turn: Duration::from_secs(3600),
@@ -273,6 +275,7 @@ fn stop(mut core: Core<Checker>, mut transport: Script, seed: u64) {
         }
     }
     assert_eq!(core.protocol.closed, LINES, "seed {seed}");
+    assert_eq!(core.unsent_total, 0, "seed {seed}");
     assert_eq!(core.reassembly, 0, "seed {seed}");
     assert!(core.io.is_empty());
 }

@@ -193,6 +193,7 @@ impl Protocol for Echo {
                 self.seen.late.lock().unwrap().push((conn, bytes));
                 return Verdict::Done;
             }
+            b'!' => panic!("the protocol was told to panic"),
             _ => return Verdict::Close,
         }
         if let Some(out) = io.buffer(conn) {
@@ -336,6 +337,14 @@ impl Server {
             })
             .unwrap();
         self.handle.wake();
+    }
+
+    /// Stops accepting and waits for the core, which panics; false: it did not.
+    pub fn crash(self) -> bool {
+        stop_accepting(&self.listener).unwrap();
+        self.accepting.join().unwrap();
+        until("the core has ended", || self.handle.has_ended());
+        self.core.join().is_err()
     }
 
     /// Stops it all; every connection was told closed by then.
