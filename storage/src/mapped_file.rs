@@ -233,6 +233,12 @@ impl Drop for MappedFile {
 
 /// Makes a directory durable: the names in it survive a crash of the machine.
 pub fn sync_directory(path: &Path) -> io::Result<()> {
+    // The parent of a relative name is the empty path.
+    let path = if path.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        path
+    };
     File::open(path)?.sync_all()
 }
 
@@ -347,5 +353,36 @@ mod tests {
         file.remove().unwrap();
         assert!(file.read_at(0, &mut [0]).is_err());
         assert_eq!((budget.mapped(), file.path().exists()), (0, false));
+    }
+
+    #[test]
+    fn evicting_a_file_while_others_use_it_loses_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = MapBudget::new(2);
+        let files: Vec<_> = (0..6)
+            .map(|name| create(dir.path(), &name.to_string(), &budget))
+            .collect();
+        std::thread::scope(|scope| {
+            for (number, file) in files.iter().enumerate() {
+                let files = &files;
+                scope.spawn(move || {
+                    let mut bytes = [0; 8];
+                    for round in 1..=300u64 {
+                        file.write_at(8, &round.to_be_bytes()).unwrap();
+                        file.read_at(8, &mut bytes).unwrap();
+                        assert_eq!(u64::from_be_bytes(bytes), round);
+                        let other = &files[(number + round as usize) % files.len()];
+                        other.read_at(8, &mut bytes).unwrap();
+                        assert!(u64::from_be_bytes(bytes) <= 300);
+                    }
+                });
+            }
+        });
+        assert!(budget.mapped() <= 2);
+    }
+
+    #[test]
+    fn a_relative_name_has_a_directory_too() {
+        sync_directory(Path::new("")).unwrap();
     }
 }

@@ -29,8 +29,8 @@ pub struct ResumePoint {
     pub log_offset: u64,
     /// Log offset of the last of these records; the resume point's own where there is none.
     pub last_record: u64,
-    /// Store time of the last of these records, ms. A checkpoint with later times was written by another
-    /// broker, and the log may have changed since.
+    /// Store time of the last of these records, ms. A checkpoint with later times was written
+    /// by another broker, and the log may have changed since.
     pub last_timestamp: i64,
     /// Where the index stood.
     pub index: Option<IndexMark>,
@@ -45,8 +45,9 @@ pub struct ResumeQueue {
     pub topic: String,
     /// Queue id.
     pub queue_id: i32,
-    /// Where the queue ended: after the last record that ends at the log offset, or somewhat later. No
-    /// record stored in a later run gets a smaller offset, even if the queue's files are lost.
+    /// Where the queue ended: after the last record that ends at the log offset, or somewhat
+    /// later. No record stored in a later run gets a smaller offset, even if the queue's files
+    /// are lost.
     pub next_offset: i64,
 }
 

@@ -9,8 +9,8 @@ use super::*;
 const GAP_MAX: i64 = 1_000_000;
 
 impl ConsumeQueue {
-    /// As [`ConsumeQueue::append`], but a gap before `offset` is filled with blank entries, so that the entry
-    /// stands where its record says.
+    /// As [`ConsumeQueue::append`], but a gap before `offset` is filled with blank entries, so
+    /// that the entry stands where its record says.
     pub fn append_in_place(
         &self,
         offset: i64,
@@ -42,8 +42,9 @@ impl ConsumeQueue {
         Ok(())
     }
 
-    /// Opens a queue whose end is known from a clean close, with a look at its first and last entry and
-    /// without mapping a file. `None` if the files do not look like that: then [`ConsumeQueue::open`] it.
+    /// Opens a queue whose end is known from a clean close, with a look at its first and last
+    /// entry and without mapping a file. `None` if the files do not look like that: then
+    /// [`ConsumeQueue::open`] it.
     pub fn open_ending(
         consume_queues: &Path,
         topic: &str,
