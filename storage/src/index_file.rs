@@ -15,7 +15,7 @@ use tracing::warn;
 
 use crate::format::hash::index_hash;
 use crate::format::index_entry::{
-    INDEX_HEADER_SIZE, INDEX_ITEM_SIZE, IndexHeader, IndexItem, IndexShape,
+    INDEX_HEADER_SIZE, INDEX_ITEM_SIZE, INDEX_SLOT_SIZE, IndexHeader, IndexItem, IndexShape,
 };
 use crate::format::record::Record;
 use crate::mapped_file::{MapBudget, MappedFile, sync_directory};
@@ -431,6 +431,8 @@ impl IndexFile {
             return Ok(false);
         }
         let slot = self.shape.slot_of(hash);
+        self.file
+            .reserve(self.shape.slot_position(slot), INDEX_SLOT_SIZE as usize)?;
         let previous = self
             .slot(slot)?
             .filter(|item| *item <= header.next_item)

@@ -151,6 +151,12 @@ impl MappedFile {
         self.with(|mapping| mapping.write_at(position, bytes))
     }
 
+    /// Makes a range fit for stores. It comes before the first look at a place that is then
+    /// stored to: on some file systems even reading a hole takes space.
+    pub fn reserve(self: &Arc<Self>, position: u64, len: usize) -> Result<(), MappingError> {
+        self.with(|mapping| mapping.reserve(position, len))
+    }
+
     /// Waits until the range is on disk.
     pub fn sync(self: &Arc<Self>, position: u64, len: u64) -> Result<(), MappingError> {
         self.with(|mapping| mapping.sync(position, len))
@@ -183,13 +189,36 @@ impl MappedFile {
         self: &Arc<Self>,
         access: impl FnOnce(&Mapping) -> Result<T, MappingError>,
     ) -> Result<T, MappingError> {
-        if let Some(mapping) = &*self.mapping.load() {
-            if !self.used.load(Ordering::Relaxed) {
-                self.used.store(true, Ordering::Relaxed);
+        let loaded = self.mapping.load();
+        let fresh;
+        let mapping = match &*loaded {
+            Some(mapping) => {
+                if !self.used.load(Ordering::Relaxed) {
+                    self.used.store(true, Ordering::Relaxed);
+                }
+                mapping
             }
-            return access(mapping);
+            None => {
+                fresh = self.map()?;
+                &fresh
+            }
+        };
+        let result = access(mapping);
+        if matches!(result, Err(MappingError::Poisoned { .. })) {
+            self.forget(mapping);
         }
-        access(&*self.map()?)
+        result
+    }
+
+    /// Unmaps after the disk failed: the next access tries the file anew. What was stored is
+    /// in the page cache, except for the very store that failed.
+    fn forget(&self, failed: &Arc<Mapping>) {
+        let mut clock = self.budget.lock();
+        let is_failed = |mapping: &Arc<Mapping>| Arc::ptr_eq(mapping, failed);
+        if self.mapping.load().as_ref().is_some_and(is_failed) {
+            self.mapping.store(None);
+            clock.mapped -= 1;
+        }
     }
 
     fn map(self: &Arc<Self>) -> Result<Arc<Mapping>, MappingError> {
@@ -379,6 +408,28 @@ mod tests {
             }
         });
         assert!(budget.mapped() <= 2);
+    }
+
+    #[test]
+    fn a_file_whose_disk_failed_is_tried_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = MapBudget::new(2);
+        let file = create(dir.path(), "file", &budget);
+        file.write_at(0, b"kept").unwrap();
+        let handle = OpenOptions::new().write(true).open(file.path()).unwrap();
+        handle.set_len(1).unwrap();
+        assert!(matches!(
+            file.read_at(4_500, &mut [0]),
+            Err(MappingError::Poisoned { .. })
+        ));
+        assert!(matches!(
+            file.read_at(0, &mut [0]),
+            Err(MappingError::WrongSize { .. })
+        ));
+        handle.set_len(5_000).unwrap();
+        let mut bytes = [0; 1];
+        file.read_at(0, &mut bytes).unwrap();
+        assert_eq!((&bytes, budget.mapped()), (b"k", 1));
     }
 
     #[test]

@@ -233,6 +233,12 @@ impl Mapping {
         self.check_poison()
     }
 
+    /// Makes a range fit for stores without changing it: finds out now whether there is space.
+    pub fn reserve(&self, position: u64, len: usize) -> Result<(), MappingError> {
+        let at = self.place(position, len)?;
+        self.make_present(at, len)
+    }
+
     /// Waits until the bytes of a range, and with them the file's size, are on disk.
     pub fn sync(&self, position: u64, len: u64) -> Result<(), MappingError> {
         let len = usize::try_from(len).unwrap_or(usize::MAX);
