@@ -1,8 +1,8 @@
 //! How many messages per second are acknowledged as durable, by how many producers wait at a time?
 //!
-//! `cargo bench -p saturnmq-storage --bench append [directory]`: one producer thread keeps 1, 8, 64 and 512
-//! messages of 1,115 bytes in flight, sleeping while there is no answer, against a store in the directory
-//! (a fresh one below the working directory by default).
+//! `cargo bench -p saturnmq-storage --bench append [directory]`: one producer thread keeps 1, 8, 64
+//! and 512 messages of 1,115 bytes in flight, sleeping while there is no answer, against a store in
+//! the directory (a fresh one below the working directory by default).
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};

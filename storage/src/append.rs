@@ -1,8 +1,8 @@
 //! From a producer's ring into the tail, and from a completed write back to the producer.
 //!
-//! What must always hold: a record is patched with its final offsets and store time before anyone can see it;
-//! pushes are answered in log order; a record is handed to the dispatcher before its producer hears of it,
-//! and never twice.
+//! What must always hold: a record is patched with its final offsets and store time before anyone
+//! can see it; pushes are answered in log order; a record is handed to the dispatcher before its
+//! producer hears of it, and never twice.
 
 use std::collections::VecDeque;
 
@@ -28,7 +28,8 @@ pub(crate) struct Place {
     pub store_timestamp: i64,
 }
 
-/// Copies an entry into reserved room of the tail and patches its records; returns the log offset after it.
+/// Copies an entry into reserved room of the tail and patches its records; returns the log offset
+/// after it.
 pub(crate) fn stage(tail: &mut TailWriter, port: &mut PortEnd, entry: &Entry, place: Place) -> u64 {
     port.take(entry, |first, second| {
         tail.write(place.offset, first);
@@ -142,8 +143,8 @@ impl Unanswered {
         });
     }
 
-    /// Answers, in order, everything up to log offset `acknowledged`, and what was refused; with `latched`
-    /// the rest too, as failed. False if the dispatcher's queue filled up: call again.
+    /// Answers, in order, everything up to log offset `acknowledged`, and what was refused; with
+    /// `latched` the rest too, as failed. False if the dispatcher's queue filled up: call again.
     pub fn answer(
         &mut self,
         acknowledged: u64,

@@ -1,9 +1,10 @@
 //! How records reach the writer: one bounded byte ring per producer, and a ring of results back.
 //!
-//! A producer encodes its record straight into its ring, behind a small header; the writer copies it to the
-//! tail and patches the three fields only it knows. What must always hold: an entry becomes visible whole;
-//! results come back in the order of the pushes; the ring of results cannot overflow, because a push that
-//! would make more results than it holds is refused as full. Nothing is allocated per message.
+//! A producer encodes its record straight into its ring, behind a small header; the writer copies
+//! it to the tail and patches the three fields only it knows. What must always hold: an entry
+//! becomes visible whole; results come back in the order of the pushes; the ring of results cannot
+//! overflow, because a push that would make more results than it holds is refused as full. Nothing
+//! is allocated per message.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -50,7 +51,8 @@ pub enum PushError {
 /// Why a message that was taken did not reach the log, or may not survive in it.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum AppendFailure {
-    /// A write or a sync of the log failed earlier; nothing is accepted until the broker is restarted.
+    /// A write or a sync of the log failed earlier; nothing is accepted until the broker is
+    /// restarted.
     #[error("the log is read-only: {0}")]
     ReadOnly(Arc<str>),
     /// There is no room on the disk for the next log file; accepted again once there is.
@@ -88,8 +90,8 @@ pub struct AppendResult {
 
 /// Wakes a thread that sleeps on a file descriptor, and costs next to nothing while it is awake.
 ///
-/// Whoever rings has published its work before; the sleeper announces itself with [`Doorbell::lie_down`],
-/// looks at its work once more, and only then sleeps.
+/// Whoever rings has published its work before; the sleeper announces itself with
+/// [`Doorbell::lie_down`], looks at its work once more, and only then sleeps.
 pub struct Doorbell {
     asleep: AtomicBool,
     event: EventFd,
@@ -192,9 +194,9 @@ impl AppendPort {
         self.push_to_slot(token, queue.slot, message)
     }
 
-    /// Takes a client's batch (the body of `parts`): all of its messages or none. `sizes` receives the sizes
-    /// of the records, which lie one after the other from the result's `physical_offset` on. One result comes
-    /// back.
+    /// Takes a client's batch (the body of `parts`): all of its messages or none. `sizes` receives
+    /// the sizes of the records, which lie one after the other from the result's `physical_offset`
+    /// on. One result comes back.
     pub fn push_batch(
         &mut self,
         token: u64,
@@ -250,7 +252,8 @@ impl AppendPort {
         Ok(())
     }
 
-    /// Takes an entry of `len` encoded bytes holding `records` records, written by `encode` into the ring.
+    /// Takes an entry of `len` encoded bytes holding `records` records, written by `encode` into
+    /// the ring.
     pub(crate) fn push_encoded(
         &mut self,
         entry: Entry,

@@ -1,7 +1,7 @@
 //! Where in the log a record goes: file boundaries, blocks, and the blank record that ends a file.
 //!
-//! What must always hold: a record and eight more bytes fit in its file, or the record starts the next file
-//! behind a blank record (docs/format.md, End-of-file record).
+//! What must always hold: a record and eight more bytes fit in its file, or the record starts the
+//! next file behind a blank record (docs/format.md, End-of-file record).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};

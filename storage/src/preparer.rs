@@ -1,8 +1,8 @@
-//! The preparer: keeps a finished log file ready, so that the writer never waits for one, and removes expired
-//! ones off the writer's thread.
+//! The preparer: keeps a finished log file ready, so that the writer never waits for one, and
+//! removes expired ones off the writer's thread.
 //!
-//! The spare has no name until the log is about to need it. If a burst outruns the preparation, the writer
-//! gets the file as far as it is zeroed and zeroes on by itself: slower, but no stall.
+//! The spare has no name until the log is about to need it. If a burst outruns the preparation, the
+//! writer gets the file as far as it is zeroed and zeroes on by itself: slower, but no stall.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -307,7 +307,8 @@ impl Work {
         if !(no_space && state.no_space) {
             tracing::error!("cannot prepare the log file {}: {error}", next.display());
         }
-        // Whatever the reason, sends are refused while there is no next file, and taken again once there is.
+        // Whatever the reason, sends are refused while there is no next file, and taken again once
+        // there is.
         state.no_space = true;
         drop(state);
         self.spare = None;
@@ -373,7 +374,8 @@ impl Pace {
     }
 }
 
-/// Sets the priority of this thread; going back up needs a privilege, and without it the thread stays low.
+/// Sets the priority of this thread; going back up needs a privilege, and without it the thread
+/// stays low.
 fn be_polite(nice: i32) {
     let thread = rustix::thread::gettid();
     let _ = rustix::process::setpriority_process(Some(thread), nice);

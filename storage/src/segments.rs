@@ -1,7 +1,7 @@
 //! The commit log's files: names, creation, and opening the one the log goes on in.
 //!
-//! What must always hold: a file has its full size and its extents durably before it gets its name, and no
-//! file under the log's directory ever holds bytes of another position.
+//! What must always hold: a file has its full size and its extents durably before it gets its name,
+//! and no file under the log's directory ever holds bytes of another position.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,8 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, SeekFrom};
 use crate::disk::ZERO_BYTES;
 use crate::disk::aligned::AlignedMemory;
 
-/// `FALLOC_FL_WRITE_ZEROES`: zeroes without transferring the zeros, where the device can (Linux 6.17).
+/// `FALLOC_FL_WRITE_ZEROES`: zeroes without transferring the zeros, where the device can (Linux
+/// 6.17).
 const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
 
 /// Permissions of a log file.
@@ -133,8 +134,8 @@ impl Segments {
         Ok(())
     }
 
-    /// Makes a file durable and gives it its name, durably. Replaces a file of that name: only a successor
-    /// that was named before a crash and never got a record can stand there.
+    /// Makes a file durable and gives it its name, durably. Replaces a file of that name: only a
+    /// successor that was named before a crash and never got a record can stand there.
     pub fn publish(&self, segment: &Segment) -> io::Result<()> {
         segment.file.sync_all()?;
         let path = self.path(segment.base);
@@ -152,8 +153,8 @@ impl Segments {
         sync_dir(&self.dir)
     }
 
-    /// Opens the file with this base to go on at position `from`; `None` if there is none. Allocates what of
-    /// it is sparse, and finds out how far its blocks were written before.
+    /// Opens the file with this base to go on at position `from`; `None` if there is none.
+    /// Allocates what of it is sparse, and finds out how far its blocks were written before.
     pub fn open(&self, base: u64, from: u64) -> io::Result<Option<Segment>> {
         let opened = rustix::fs::open(self.path(base), self.flags(), Mode::empty());
         let file = match opened {

@@ -1,12 +1,12 @@
 //! The tail cache: the last bytes of the log in memory, in one contiguous aligned ring.
 //!
-//! The byte of log offset `p` lies at `p mod size`. The ring is also what the disk writes from. What must
-//! always hold: bytes in `[start, end)` do not change; the writer moves `start` before it overwrites
-//! anything below it, and overwrites nothing that a reader has pinned.
+//! The byte of log offset `p` lies at `p mod size`. The ring is also what the disk writes from.
+//! What must always hold: bytes in `[start, end)` do not change; the writer moves `start` before it
+//! overwrites anything below it, and overwrites nothing that a reader has pinned.
 //!
-//! A reader pins the lowest offset it is about to copy, looks at `start` again, copies, and unpins. Pin and
-//! check are sequentially consistent with the writer's move of `start` and its look at the pins, so either
-//! the reader sees the moved start or the writer sees the pin.
+//! A reader pins the lowest offset it is about to copy, looks at `start` again, copies, and unpins.
+//! Pin and check are sequentially consistent with the writer's move of `start` and its look at the
+//! pins, so either the reader sees the moved start or the writer sees the pin.
 
 use std::io;
 use std::sync::Arc;
@@ -78,8 +78,8 @@ impl Tail {
         &self.memory
     }
 
-    /// Runs `use_bytes` on ring bytes that the writer has handed to the disk and does not change until the
-    /// write is over. `position` and `len` must lie within the ring.
+    /// Runs `use_bytes` on ring bytes that the writer has handed to the disk and does not change
+    /// until the write is over. `position` and `len` must lie within the ring.
     pub(crate) fn with_submitted<R>(
         &self,
         position: usize,
@@ -87,9 +87,9 @@ impl Tail {
         use_bytes: impl FnOnce(&[u8]) -> R,
     ) -> R {
         assert!(position <= self.memory.len() && len <= self.memory.len() - position);
-        // SAFETY: the range lies within the mapping (asserted). Only the writer thread writes to the ring and
-        // only to bytes that are not submitted; the disk's bodies call this for submitted ranges alone, on the
-        // writer's thread.
+        // SAFETY: the range lies within the mapping (asserted). Only the writer thread writes to
+        // the ring and only to bytes that are not submitted; the disk's bodies call this for
+        // submitted ranges alone, on the writer's thread.
         use_bytes(unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(position), len) })
     }
 
@@ -105,7 +105,8 @@ impl Tail {
     }
 }
 
-/// Makes a tail whose `start` and `end` are `offset`; the writer's half and what readers are made from.
+/// Makes a tail whose `start` and `end` are `offset`; the writer's half and what readers are made
+/// from.
 pub fn tail(size: usize, offset: u64) -> Result<(TailWriter, TailReaders), TailError> {
     if !size.is_power_of_two() || size < 4096 {
         return Err(TailError::Size(size));
@@ -174,8 +175,8 @@ pub struct TailReader {
 }
 
 impl TailReader {
-    /// Appends the bytes `[offset, offset + size)` of the log to `out`; false, and nothing appended, if they
-    /// are not all in the tail (any more).
+    /// Appends the bytes `[offset, offset + size)` of the log to `out`; false, and nothing
+    /// appended, if they are not all in the tail (any more).
     pub fn copy(&mut self, offset: u64, size: usize, out: &mut Vec<u8>) -> bool {
         self.with(offset, size, |first, second| {
             out.reserve(size);
@@ -185,8 +186,9 @@ impl TailReader {
         .is_some()
     }
 
-    /// Shows the bytes `[offset, offset + size)` of the log, in one or two pieces, without copying; `None` if
-    /// they are not all in the tail. The writer cannot reuse their place meanwhile: be quick.
+    /// Shows the bytes `[offset, offset + size)` of the log, in one or two pieces, without copying;
+    /// `None` if they are not all in the tail. The writer cannot reuse their place meanwhile: be
+    /// quick.
     pub fn with<R>(
         &mut self,
         offset: u64,
@@ -204,9 +206,10 @@ impl TailReader {
             return None;
         }
         let [(first, first_len), (second, second_len)] = shared.pieces(offset, size);
-        // SAFETY: both pieces lie within the mapping. Their bytes are below `end` (acquired, so the writer's
-        // stores are visible) and at or above `start`, which was read after the pin was set: the writer does
-        // not touch them until the pin is gone, which `Unpin` sees to after `look` has returned or panicked.
+        // SAFETY: both pieces lie within the mapping. Their bytes are below `end` (acquired, so the
+        // writer's stores are visible) and at or above `start`, which was read after the pin was
+        // set: the writer does not touch them until the pin is gone, which `Unpin` sees to after
+        // `look` has returned or panicked.
         let (first, second) = unsafe {
             let base = shared.memory.as_ptr();
             (
@@ -268,8 +271,9 @@ impl TailWriter {
         self.end
     }
 
-    /// Fills an empty tail with the log's bytes from `offset` on, so that they are hot after a start and the
-    /// partial last block is at hand. Before the first reservation only; keeps what fits from the back.
+    /// Fills an empty tail with the log's bytes from `offset` on, so that they are hot after a
+    /// start and the partial last block is at hand. Before the first reservation only; keeps what
+    /// fits from the back.
     pub fn preload(&mut self, offset: u64, bytes: &[u8]) {
         assert_eq!(self.start, self.end, "a tail is preloaded once, when empty");
         let keep = bytes.len().min(self.shared.memory.len());
@@ -282,8 +286,9 @@ impl TailWriter {
         self.publish(offset + bytes.len() as u64);
     }
 
-    /// Makes room so that bytes up to log offset `end` can be written without touching a byte at or above
-    /// `floor`. False if that is not possible now: `floor` is too low, or a reader has pinned old bytes.
+    /// Makes room so that bytes up to log offset `end` can be written without touching a byte at or
+    /// above `floor`. False if that is not possible now: `floor` is too low, or a reader has pinned
+    /// old bytes.
     pub fn reserve(&mut self, end: u64, floor: u64) -> bool {
         let needed = end.saturating_sub(self.shared.size);
         if needed > floor {
@@ -312,16 +317,17 @@ impl TailWriter {
         pinned.min().unwrap_or(UNPINNED)
     }
 
-    /// Copies bytes to log offset `offset`; they must lie in reserved room at or above `end`, or be a patch of
-    /// bytes not yet published.
+    /// Copies bytes to log offset `offset`; they must lie in reserved room at or above `end`, or be
+    /// a patch of bytes not yet published.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         assert!(
             offset >= self.end && offset + bytes.len() as u64 <= self.cleared + self.shared.size,
             "a write to the tail outside its reserved room"
         );
         let [(first, first_len), (second, second_len)] = self.shared.pieces(offset, bytes.len());
-        // SAFETY: both pieces lie within the mapping and outside `[start, end)`, so no reader looks at them; pins
-        // below `start` were waited for in `reserve`. `bytes` is borrowed memory elsewhere.
+        // SAFETY: both pieces lie within the mapping and outside `[start, end)`, so no reader looks
+        // at them; pins below `start` were waited for in `reserve`. `bytes` is borrowed memory
+        // elsewhere.
         unsafe {
             let base = self.shared.memory.as_ptr();
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.add(first), first_len);
@@ -353,7 +359,8 @@ impl TailWriter {
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         assert!(offset >= self.start && offset + out.len() as u64 <= self.start + self.shared.size);
         let [(first, first_len), (second, second_len)] = self.shared.pieces(offset, out.len());
-        // SAFETY: both pieces lie within the mapping; only this value writes to it, and `out` is other memory.
+        // SAFETY: both pieces lie within the mapping; only this value writes to it, and `out` is
+        // other memory.
         unsafe {
             let base = self.shared.memory.as_ptr();
             std::ptr::copy_nonoverlapping(base.add(first), out.as_mut_ptr(), first_len);

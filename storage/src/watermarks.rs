@@ -1,8 +1,8 @@
 //! How far the log has come, in one place.
 //!
-//! What must always hold, and is asserted on every move: no mark goes back, and
-//! `appended >= written >= durable`, `written >= dispatched`, and under synchronous flush `durable >= dispatched`.
-//! Every mark is the log offset after the last byte it speaks of.
+//! What must always hold, and is asserted on every move: no mark goes back, and `appended >=
+//! written >= durable`, `written >= dispatched`, and under synchronous flush `durable >=
+//! dispatched`. Every mark is the log offset after the last byte it speaks of.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -51,8 +51,8 @@ impl Watermarks {
         self.durable.load(Ordering::Acquire)
     }
 
-    /// Log offset up to which sends are, or may be, acknowledged: durable under synchronous flush, written
-    /// under asynchronous.
+    /// Log offset up to which sends are, or may be, acknowledged: durable under synchronous flush,
+    /// written under asynchronous.
     pub fn acknowledged(&self) -> u64 {
         match self.flush {
             FlushMode::Sync => self.durable(),

@@ -1,4 +1,5 @@
-//! Memory that the disk can read from and write to without copying: page-aligned, zeroed, never moved.
+//! Memory that the disk can read from and write to without copying: page-aligned, zeroed, never
+//! moved.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -8,8 +9,8 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, m
 
 /// Alignment every allocation has, in bytes; no supported disk asks for more.
 pub const ALIGNMENT: usize = 4096;
-/// Size from which memory is asked for in huge pages: registering 64 MiB with a ring takes a third of the
-/// time then.
+/// Size from which memory is asked for in huge pages: registering 64 MiB with a ring takes a third
+/// of the time then.
 const HUGE_FROM: usize = 4 << 20;
 
 /// A fixed piece of anonymous memory, aligned to [`ALIGNMENT`] and zeroed at first.
@@ -20,7 +21,7 @@ pub struct AlignedMemory {
 
 // SAFETY: the memory is owned by the value alone and is not tied to the thread that mapped it.
 unsafe impl Send for AlignedMemory {}
-// SAFETY: shared access hands out `&[u8]` and a pointer only; whoever writes through the pointer answers for it.
+// SAFETY: shared access hands out a pointer only; whoever uses the pointer answers for it.
 unsafe impl Sync for AlignedMemory {}
 
 impl AlignedMemory {
@@ -28,7 +29,8 @@ impl AlignedMemory {
     pub fn new(size: usize) -> io::Result<AlignedMemory> {
         let rounded = size.max(1).div_ceil(ALIGNMENT).saturating_mul(ALIGNMENT);
         let size = NonZeroUsize::new(rounded).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no other memory.
+        // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no
+        // other memory.
         let start = unsafe {
             mmap_anonymous(
                 None,
@@ -38,8 +40,8 @@ impl AlignedMemory {
             )
         }?;
         if size.get() >= HUGE_FROM {
-            // SAFETY: the range is the mapping just made; the advice changes no content. Refused where the
-            // kernel has no huge pages, which costs nothing but speed.
+            // SAFETY: the range is the mapping just made; the advice changes no content. Refused
+            // where the kernel has no huge pages, which costs nothing but speed.
             let _ = unsafe { madvise(start, size.get(), MmapAdvise::MADV_HUGEPAGE) };
         }
         Ok(AlignedMemory {
@@ -65,14 +67,16 @@ impl AlignedMemory {
 
     /// All bytes, through the only reference.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping is `size` readable and writable bytes, and `&mut self` excludes other access.
+        // SAFETY: the mapping is `size` readable and writable bytes, and `&mut self` excludes other
+        // access.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.size.get()) }
     }
 }
 
 impl Drop for AlignedMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made with this address and size and nothing refers to it any more.
+        // SAFETY: the mapping was made with this address and size and nothing refers to it any
+        // more.
         let unmapped = unsafe { munmap(self.start.cast(), self.size.get()) };
         debug_assert!(unmapped.is_ok());
     }

@@ -1,5 +1,5 @@
-//! The disk through blocking `pwritev2` from the writer's thread, for hosts that refuse io_uring and for
-//! filesystems without direct I/O (the files it is given decide which).
+//! The disk through blocking `pwritev2` from the writer's thread, for hosts that refuse io_uring
+//! and for filesystems without direct I/O (the files it is given decide which).
 
 use std::fs::File;
 use std::io::{self, IoSlice};

@@ -1,5 +1,5 @@
-//! A disk in memory that misbehaves by seed: it reorders, tears, loses, shortens and fails requests. The same
-//! seed replays the same run.
+//! A disk in memory that misbehaves by seed: it reorders, tears, loses, shortens and fails
+//! requests. The same seed replays the same run.
 
 use std::io;
 use std::sync::Arc;
@@ -80,8 +80,8 @@ impl FaultyDisk {
         }
     }
 
-    /// A power cut now: returns what the medium holds. Of writes under way, and of completed ones that no
-    /// sync covers, any sectors may have reached it.
+    /// A power cut now: returns what the medium holds. Of writes under way, and of completed ones
+    /// that no sync covers, any sectors may have reached it.
     pub fn crash(mut self) -> Images {
         let mut contents = self.images.lock();
         let contents = &mut *contents;

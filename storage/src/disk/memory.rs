@@ -8,7 +8,8 @@ use std::time::Duration;
 use super::{Completion, Disk, FileSlot, MAX_FILES, Request, Source};
 use crate::tail::Tail;
 
-/// The files of a disk in memory, by log offset of their first byte; shared with whoever looks at them.
+/// The files of a disk in memory, by log offset of their first byte; shared with whoever looks at
+/// them.
 #[derive(Clone, Default)]
 pub struct Images(Arc<Mutex<Contents>>);
 

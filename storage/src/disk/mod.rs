@@ -1,9 +1,9 @@
 //! The disk behind the commit log: one narrow trait, several bodies.
 //!
-//! `uring` is what production uses, `blocking` where io_uring is refused or the filesystem knows no direct
-//! I/O; `memory` and `faulty` drive the same writer in tests. What must always hold: a body takes the bytes
-//! from the tail itself, never changes the order of nothing it promised, and reports every request exactly
-//! once.
+//! `uring` is what production uses, `blocking` where io_uring is refused or the filesystem knows no
+//! direct I/O; `memory` and `faulty` drive the same writer in tests. What must always hold: a body
+//! takes the bytes from the tail itself, never changes the order of nothing it promised, and
+//! reports every request exactly once.
 
 use std::io;
 use std::time::Duration;
@@ -31,7 +31,8 @@ pub struct FileSlot(pub u32);
 /// Where the bytes of a write come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// From this position of the tail ring on; the writer leaves them alone until the write is over.
+    /// From this position of the tail ring on; the writer leaves them alone until the write is
+    /// over.
     Tail(usize),
     /// Zeros; at most [`ZERO_BYTES`].
     Zeros,
@@ -89,6 +90,7 @@ pub trait Disk {
     /// Starts what is queued and collects what is over, without waiting.
     fn poll(&mut self, done: &mut Vec<Completion>) -> io::Result<()>;
 
-    /// Starts what is queued and sleeps until something is over, the writer's bell rings or the time is up.
+    /// Starts what is queued and sleeps until something is over, the writer's bell rings or the
+    /// time is up.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
 }

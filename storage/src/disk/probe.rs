@@ -153,8 +153,8 @@ fn prove_direct(file: &File) -> io::Result<u64> {
     }
 }
 
-/// An unnamed file opened for direct writes, or a named one beside the directory where unnamed files are
-/// refused.
+/// An unnamed file opened for direct writes, or a named one beside the directory where unnamed
+/// files are refused.
 fn scratch_file(dir: &Path) -> io::Result<(File, Option<PathBuf>)> {
     let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(0o600);

@@ -1,7 +1,7 @@
 //! The disk through io_uring: direct writes out of the registered tail ring into registered files.
 //!
-//! Where the kernel refuses to pin the tail (LimitMEMLOCK), the same writes go unregistered. The writer's
-//! bell is polled in the ring, so one wait covers completions and wake-ups.
+//! Where the kernel refuses to pin the tail (LimitMEMLOCK), the same writes go unregistered. The
+//! writer's bell is polled in the ring, so one wait covers completions and wake-ups.
 
 use std::fs::File;
 use std::io;
@@ -40,8 +40,8 @@ pub struct UringDisk {
 }
 
 impl UringDisk {
-    /// Makes the ring; call on the thread that will use it. The warning says what works less well than it
-    /// could and why.
+    /// Makes the ring; call on the thread that will use it. The warning says what works less well
+    /// than it could and why.
     pub fn new(tail: Arc<Tail>, bell: Arc<Doorbell>) -> io::Result<(UringDisk, Option<String>)> {
         let mut disk = UringDisk::unregistered(tail, bell)?;
         let refused = disk.register_buffers().err();
@@ -79,7 +79,8 @@ impl UringDisk {
             iov_base: memory.as_ptr().cast(),
             iov_len: memory.len(),
         });
-        // SAFETY: both buffers are owned by this value (the tail through its `Arc`) and the ring is dropped first.
+        // SAFETY: both buffers are owned by this value (the tail through its `Arc`) and the ring is
+        // dropped first.
         unsafe { self.ring.submitter().register_buffers(&buffers) }?;
         self.registered_buffers = true;
         Ok(())
@@ -92,8 +93,8 @@ impl UringDisk {
                 |(soft, _)| format!("{soft} bytes"),
             );
         format!(
-            "cannot register the tail cache of {} bytes with io_uring ({error}); raise LimitMEMLOCK (now \
-             {limit}); writing unregistered",
+            "cannot register the tail cache of {} bytes with io_uring ({error}): writing \
+             unregistered; raise LimitMEMLOCK (now {limit})",
             self.tail.size()
         )
     }
@@ -160,8 +161,8 @@ impl UringDisk {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: buffers and files outlive the request: they are owned by this value, which waits in `drop`
-        // until nothing is in flight; ranges were checked when the entry was built.
+        // SAFETY: buffers and files outlive the request: they are owned by this value, which waits
+        // in `drop` until nothing is in flight; ranges were checked when the entry was built.
         let pushed = unsafe { self.ring.submission().push(entry) };
         // Twice as many entries as requests that can be in flight.
         pushed.expect("the submission queue has room for every request");
@@ -273,7 +274,8 @@ impl Disk for UringDisk {
 
     fn detach(&mut self, file: FileSlot) {
         if self.registered_files {
-            // Failing leaves the file open in the ring until the next one takes its place: harmless.
+            // Failing leaves the file open in the ring until the next one takes its place:
+            // harmless.
             let _ = self.ring.submitter().register_files_update(file.0, &[-1]);
         }
         self.files[file.0 as usize] = None;

@@ -1,12 +1,14 @@
-//! The writer: takes entries from all ports, gives them their places in the log, writes and acknowledges.
+//! The writer: takes entries from all ports, gives them their places in the log, writes and
+//! acknowledges.
 //!
-//! A batch is what arrived while the write before it was in flight. What must always hold: at most one write
-//! in flight per block; a buffer does not change from submission to completion; a batch never spans two
-//! files; pushes are answered in log order, when all bytes below their end are written (and durable, under
-//! synchronous flush); after one failed or short write, or one failed sync, nothing is acknowledged again.
+//! A batch is what arrived while the write before it was in flight. What must always hold: at most
+//! one write in flight per block; a buffer does not change from submission to completion; a batch
+//! never spans two files; pushes are answered in log order, when all bytes below their end are
+//! written (and durable, under synchronous flush); after one failed or short write, or one failed
+//! sync, nothing is acknowledged again.
 //!
-//! The machine knows no thread and no clock: [`Writer::turn`] is one step, and a memory or faulty disk
-//! drives the same code as io_uring does.
+//! The machine knows no thread and no clock: [`Writer::turn`] is one step, and a memory or faulty
+//! disk drives the same code as io_uring does.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,8 +35,8 @@ pub(crate) const BATCH_BYTES: u64 = 256 * 1024;
 const BATCHES_IN_FLIGHT: usize = 4;
 /// Bytes zeroed ahead of the tail in a file that is not zeroed whole.
 pub(crate) const ZERO_AHEAD: u64 = 64 << 20;
-/// How long to wait before looking again for room that nobody announces: in the dispatcher's queue, below
-/// a reader's pin, or on the disk.
+/// How long to wait before looking again for room that nobody announces: in the dispatcher's queue,
+/// below a reader's pin, or on the disk.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// Where log files come from.
@@ -42,7 +44,8 @@ pub(crate) trait LogFiles {
     /// What the disk writes to.
     type File;
 
-    /// Says that the file at `base` will be needed soon, or, if `urgent`, that the log waits for it.
+    /// Says that the file at `base` will be needed soon, or, if `urgent`, that the log waits for
+    /// it.
     fn want(&mut self, base: u64, urgent: bool);
 
     /// The file at `base`, created, sized and named durably.
@@ -217,8 +220,8 @@ where
     F: LogFiles<File = D::File>,
     Q: QueueOffsets,
 {
-    /// A writer going on where the tail ends. `active` is the file that holds this offset, unless the log
-    /// goes on with a file still to be made.
+    /// A writer going on where the tail ends. `active` is the file that holds this offset, unless
+    /// the log goes on with a file still to be made.
     pub fn new(
         parts: WriterParts<D, F, Q>,
         active: Option<LogFile<D::File>>,
@@ -444,8 +447,8 @@ where
         Staged::Dry
     }
 
-    /// Takes entries round-robin until the ports are dry, enough for all batches is staged, or something is
-    /// in the way.
+    /// Takes entries round-robin until the ports are dry, enough for all batches is staged, or
+    /// something is in the way.
     fn stage_entries(&mut self, now: Now) -> Staged {
         if self.rolling_to.is_some() {
             return Staged::More;
@@ -482,7 +485,8 @@ where
         Staged::Dry
     }
 
-    /// Whether the block that the next record starts in is being written: its buffer must not change.
+    /// Whether the block that the next record starts in is being written: its buffer must not
+    /// change.
     fn last_block_in_flight(&self) -> bool {
         let end = self.tail.end();
         self.submitted == end
@@ -545,8 +549,8 @@ where
         }
     }
 
-    /// Room in the tail up to the end of the block that holds `end`, without giving up a byte that is not
-    /// written or not dispatched yet.
+    /// Room in the tail up to the end of the block that holds `end`, without giving up a byte that
+    /// is not written or not dispatched yet.
     fn reserve(&mut self, end: u64) -> bool {
         let unwritten = self.geometry.block_down(self.marks.acknowledged());
         let floor = unwritten.min(self.marks.dispatched());
@@ -555,7 +559,8 @@ where
 
     // ---- next file ----
 
-    /// Fetches the next file and ends the present one with a blank record; `entry` stays in its port.
+    /// Fetches the next file and ends the present one with a blank record; `entry` stays in its
+    /// port.
     fn start_roll(&mut self, port: usize, entry: Entry, no_file: bool) -> Step {
         let at = self.tail.end();
         let base = if no_file {

@@ -1,4 +1,5 @@
-//! What the writer asks of the disk: batches, zeros ahead of them, syncs; and the files it asks it for.
+//! What the writer asks of the disk: batches, zeros ahead of them, syncs; and the files it asks it
+//! for.
 
 use std::io;
 use std::time::Duration;
@@ -16,8 +17,8 @@ where
     F: LogFiles<File = D::File>,
     Q: QueueOffsets,
 {
-    /// Hands staged bytes to the disk: one batch, or several whole ones under backlog. While more is queued
-    /// a batch ends with its last whole block; the rest starts the next one.
+    /// Hands staged bytes to the disk: one batch, or several whole ones under backlog. While more
+    /// is queued a batch ends with its last whole block; the rest starts the next one.
     pub(super) fn submit_batches(&mut self, staged: Staged) {
         let rolling = self.rolling_to.is_some();
         loop {
@@ -189,7 +190,8 @@ where
         zeroing.len
     }
 
-    /// Under asynchronous flush: syncs what is written once per interval, and a finished file at once.
+    /// Under asynchronous flush: syncs what is written once per interval, and a finished file at
+    /// once.
     pub(super) fn sync_if_due(&mut self, now: Now) {
         let (written, durable) = (self.marks.written(), self.marks.durable());
         let blocked = self.syncing.is_some() || self.status.read_only().is_some();

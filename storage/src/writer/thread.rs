@@ -106,10 +106,7 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
         Arc::clone(&status),
         Arc::clone(&bell),
     )
-    .map_err(|source| OpenError::Thread {
-        name: "preparer",
-        source,
-    })?;
+    .map_err(cannot_start("preparer"))?;
     let limits = PortLimits {
         ring_bytes: config.append_ring_bytes,
         in_flight: PORT_IN_FLIGHT,
@@ -133,11 +130,9 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
         cpu: config.writer_cpu,
         connections,
     };
-    let (thread, ended, notes) = spawn(seed).map_err(|source| OpenError::Thread {
-        name: "writer",
-        source,
-    })?;
-    plan.notes.extend(notes);
+    let (thread, ended, started) = spawn(seed).map_err(cannot_start("writer"))?;
+    plan.engine = started.engine;
+    plan.notes.extend(started.notes);
     let running = RunningWriter {
         thread: Some(thread),
         ended,
@@ -149,6 +144,10 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
         plan,
     };
     Ok((running, ports))
+}
+
+fn cannot_start(name: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+    move |source| OpenError::Thread { name, source }
 }
 
 impl RunningWriter {
@@ -195,7 +194,8 @@ fn tail_at(config: &StoreConfig, end: u64) -> Result<(TailWriter, TailReaders), 
     let needed = 2 * config.max_record_size() + (256 << 10);
     if config.tail_cache_bytes < needed {
         return Err(OpenError::Config(format!(
-            "a tail cache of {} bytes is too small for records of up to {} bytes: it needs {needed}",
+            "a tail cache of {} bytes is too small for records of up to {} bytes: it needs \
+             {needed}",
             config.tail_cache_bytes,
             config.max_record_size()
         )));
@@ -229,8 +229,8 @@ fn open_active(
     }))
 }
 
-/// Fills the tail with the last bytes of the active file: up to half of the cache, and at least the block
-/// the log ends in.
+/// Fills the tail with the last bytes of the active file: up to half of the cache, and at least the
+/// block the log ends in.
 fn preload(segment: &Segment, end: u64, tail: &mut TailWriter) -> io::Result<()> {
     use std::os::unix::fs::FileExt;
     let position = end - segment.base;
@@ -278,7 +278,13 @@ struct Seed<Q> {
     connections: Connections<Q>,
 }
 
-type Spawned = (JoinHandle<()>, mpsc::Receiver<()>, Vec<String>);
+/// What the thread found when it started.
+struct Started {
+    engine: Engine,
+    notes: Vec<String>,
+}
+
+type Spawned = (JoinHandle<()>, mpsc::Receiver<()>, Started);
 
 fn spawn<Q: QueueOffsets + Send + 'static>(seed: Seed<Q>) -> io::Result<Spawned> {
     let (started, on_start) = mpsc::sync_channel(1);
@@ -293,8 +299,8 @@ fn spawn<Q: QueueOffsets + Send + 'static>(seed: Seed<Q>) -> io::Result<Spawned>
             let _ = ending.send(());
         })?;
     let lost = |_| io::Error::other("the writer ended before it began");
-    let notes = on_start.recv().map_err(lost)??;
-    Ok((thread, ended, notes))
+    let started = on_start.recv().map_err(lost)??;
+    Ok((thread, ended, started))
 }
 
 /// Makes the log read-only when the writer panics, so that everybody hears of it.
@@ -309,7 +315,7 @@ impl Drop for LatchOnPanic {
 }
 
 impl<Q: QueueOffsets> Seed<Q> {
-    fn run(self, started: &mpsc::SyncSender<io::Result<Vec<String>>>) {
+    fn run(self, started: &mpsc::SyncSender<io::Result<Started>>) {
         let mut notes = Vec::new();
         if let Some(cpu) = self.cpu
             && let Err(error) = pin(cpu)
@@ -322,7 +328,11 @@ impl<Q: QueueOffsets> Seed<Q> {
             match UringDisk::new(Arc::clone(&shared), Arc::clone(&bell)) {
                 Ok((disk, warning)) => {
                     notes.extend(warning);
-                    return self.run_on(disk, notes, started);
+                    let found = Started {
+                        engine: Engine::Uring,
+                        notes,
+                    };
+                    return self.run_on(disk, found, started);
                 }
                 Err(error) if self.may_fall_back => {
                     notes.push(format!(
@@ -333,7 +343,10 @@ impl<Q: QueueOffsets> Seed<Q> {
             }
         }
         match BlockingDisk::new(shared, bell, !self.plan.direct) {
-            Ok(disk) => self.run_on(disk, notes, started),
+            Ok(disk) => {
+                let engine = Engine::Blocking;
+                self.run_on(disk, Started { engine, notes }, started)
+            }
             Err(error) => report(started, Err(error)),
         }
     }
@@ -341,8 +354,8 @@ impl<Q: QueueOffsets> Seed<Q> {
     fn run_on<D: Disk<File = std::fs::File>>(
         self,
         disk: D,
-        notes: Vec<String>,
-        started: &mpsc::SyncSender<io::Result<Vec<String>>>,
+        found: Started,
+        started: &mpsc::SyncSender<io::Result<Started>>,
     ) {
         let Connections {
             marks,
@@ -366,7 +379,7 @@ impl<Q: QueueOffsets> Seed<Q> {
         };
         match Writer::new(parts, self.active) {
             Ok(writer) => {
-                report(started, Ok(notes));
+                report(started, Ok(found));
                 turn_until_finished(writer, &self.bell, &self.stop, &mut *wake);
             }
             Err(error) => report(started, Err(error)),
@@ -374,7 +387,7 @@ impl<Q: QueueOffsets> Seed<Q> {
     }
 }
 
-fn report(to: &mpsc::SyncSender<io::Result<Vec<String>>>, what: io::Result<Vec<String>>) {
+fn report(to: &mpsc::SyncSender<io::Result<Started>>, what: io::Result<Started>) {
     // The launching thread waits for exactly one report.
     let _ = to.send(what);
 }

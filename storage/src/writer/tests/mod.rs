@@ -1,4 +1,5 @@
-//! Tests of the writer: against a straightforward model, on disks in memory by seed and on real ones.
+//! Tests of the writer: against a straightforward model, on disks in memory by seed and on real
+//! ones.
 
 mod allocation;
 mod engines;

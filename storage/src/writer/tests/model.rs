@@ -175,7 +175,8 @@ impl ModelLog {
         file[position..position + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Appends what was acknowledged next in the log, after checking that it was given the right place.
+    /// Appends what was acknowledged next in the log, after checking that it was given the right
+    /// place.
     pub fn append(&mut self, sent: &Sent, appended: &Appended) {
         let (bytes, sizes) = sent.records(appended);
         if !self.geometry.fits(self.end, bytes.len() as u64) {
