@@ -116,7 +116,7 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
             start.elapsed() < Duration::from_secs(20),
             "not within 20 s: {what}"
         );
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
