@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use saturnmq_net::command::{Command, ReplyTo};
@@ -131,6 +132,23 @@ pub type LaterJob = Box<dyn FnOnce(&mut ServiceContext) -> Reply + Send>;
 /// Work for the services thread that answers through its [`ReplySlot`], now or later.
 pub type WorkJob = Box<dyn FnOnce(&mut ServiceContext, ReplySlot) + Send>;
 
+/// A question for another client, whose answer is relayed to whoever asked (307, 309, 221).
+#[derive(Debug)]
+pub struct Ask {
+    /// The client that is asked.
+    pub channel: Channel,
+    /// Request code of the question.
+    pub code: i32,
+    /// Ext fields of the question.
+    pub fields: Vec<(&'static str, String)>,
+    /// Body of the question.
+    pub body: Vec<u8>,
+    /// How long the client has.
+    pub timeout: Duration,
+    /// Answered when the client does not, or is gone.
+    pub late: Reply,
+}
+
 /// What a handler decided.
 pub enum Answer {
     /// A response off the hot path; the core encodes it.
@@ -147,6 +165,8 @@ pub enum Answer {
     Later(LaterJob),
     /// Run on the services thread; the job answers through its slot, possibly after an append.
     Work(WorkJob),
+    /// Ask another client; its code, remark and body are the answer.
+    Ask(Ask),
     /// The append queue is full: consume nothing, offer the frame again after the next pass.
     Stall,
 }
@@ -179,7 +199,7 @@ impl<E: Into<Answer>> From<Result<Answer, E>> for Answer {
 }
 
 /// Where a response goes that is not made on the connection's core.
-#[derive(Copy, Clone)]
+#[derive(Copy, Clone, Debug)]
 pub struct ReplySlot {
     /// The connection.
     pub channel: Channel,
@@ -190,7 +210,7 @@ pub struct ReplySlot {
 /// What other threads may ask a network core to do.
 ///
 /// `Reply`, `Rerun` and `Bytes` each settle one request that the core counts as in flight: exactly
-/// one of them is posted for each `After`, `Rerun`, `Later` or `Work` answer.
+/// one of them is posted for each `After`, `Rerun`, `Later`, `Work` or `Ask` answer.
 #[derive(Debug)]
 pub enum CoreMessage {
     /// Encode and send a response.
@@ -222,6 +242,13 @@ pub enum CoreMessage {
         conn: ConnectionId,
         /// The frame.
         frame: Vec<u8>,
+    },
+    /// Ask a client of this core something, and send what it says to `slot`.
+    Ask {
+        /// The question.
+        ask: Ask,
+        /// Who waits for the answer.
+        slot: ReplySlot,
     },
     /// Close the connection (expired registration, administration).
     Close {

@@ -16,12 +16,13 @@ use saturnmq_storage::append_queue::AppendPort;
 use saturnmq_storage::dispatch::WakeQueue;
 use saturnmq_storage::reader::StoreReader;
 
-use crate::answer::{Answer, Channel, CoreMessage, Reply, ReplySlot, Request};
+use crate::answer::{Answer, Ask, Channel, CoreMessage, Reply, ReplySlot, Request};
 use crate::broker::Broker;
 use crate::handler;
 use crate::handler::pull::Pulls;
 use crate::handler::send::Sends;
 use crate::persist::Ticket;
+use crate::questions::Questions;
 use crate::services::{Job, Work};
 
 /// Most requests of one core that are answered by another thread at a time.
@@ -61,6 +62,8 @@ pub struct Core {
     scratch: Scratch,
     /// Requests answered by another thread at the moment.
     elsewhere: usize,
+    /// Questions to clients of this core.
+    asked: Questions,
     /// Frames to handle again that found the append queue full.
     stalled: VecDeque<(ConnectionId, Box<[u8]>)>,
 }
@@ -87,6 +90,7 @@ impl Core {
             connections: HashMap::new(),
             scratch: Scratch::default(),
             elsewhere: 0,
+            asked: Questions::default(),
             stalled: VecDeque::new(),
         }
     }
@@ -109,6 +113,7 @@ impl Core {
             return Verdict::Close;
         };
         if command.is_response() {
+            self.asked.answered(&self.broker.cores, conn, &command);
             return Verdict::Done;
         }
         let request = Request {
@@ -158,6 +163,7 @@ impl Core {
             }
             Answer::Later(job) => Work::Later(job),
             Answer::Work(job) => Work::Open(job),
+            Answer::Ask(ask) => return self.ask_elsewhere(ask, slot, io),
             Answer::Reply(_) | Answer::Sent | Answer::Nothing | Answer::Stall => return,
         };
         let readable_from = self.broker.store.watermarks().acknowledged();
@@ -173,6 +179,17 @@ impl Core {
         {
             self.settled(conn, io);
             write_reply(io, conn, to, &Reply::overload());
+        }
+    }
+
+    /// Passes a question on to the core of the client that is asked.
+    fn ask_elsewhere(&mut self, ask: Ask, slot: ReplySlot, io: &mut Outbox) {
+        let core = ask.channel.core;
+        if let Err(CoreMessage::Ask { ask, .. }) =
+            self.broker.cores.post(core, CoreMessage::Ask { ask, slot })
+        {
+            self.settled(slot.channel.conn, io);
+            write_reply(io, slot.channel.conn, slot.to, &ask.late);
         }
     }
 
@@ -239,6 +256,7 @@ impl Core {
                 append(io, conn, &frame);
             }
             CoreMessage::Push { conn, frame } => append(io, conn, &frame),
+            CoreMessage::Ask { ask, slot } => self.asked.put(&self.broker.cores, ask, slot, io),
             CoreMessage::Close { conn } => io.close(conn),
         }
     }
@@ -280,6 +298,7 @@ impl Protocol for Core {
     fn closed(&mut self, conn: ConnectionId) {
         self.connections.remove(&conn);
         self.pulls.closed(conn);
+        self.asked.closed(&self.broker.cores, conn);
         handler::client::closed(
             &self.broker,
             Channel {
@@ -308,10 +327,14 @@ impl Protocol for Core {
             self.retry_stalled(io);
         }
         handler::pull::wake(self, now, io);
+        self.asked.expire(&self.broker.cores, now);
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.pulls.next_deadline()
+        match (self.pulls.next_deadline(), self.asked.next_deadline()) {
+            (Some(pull), Some(question)) => Some(pull.min(question)),
+            (pull, question) => pull.or(question),
+        }
     }
 
     fn has_work(&self) -> bool {

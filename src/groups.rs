@@ -2,7 +2,7 @@
 //! `subscriptionGroup.json`.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Map, Value, json};
@@ -218,6 +218,8 @@ pub struct Groups {
     state: Mutex<State>,
     generation: Generation,
     next_rank: AtomicU64,
+    /// Whether anything is forbidden at all: pulls ask without the lock.
+    any_forbidden: AtomicBool,
 }
 
 #[derive(Default)]
@@ -234,12 +236,14 @@ impl Groups {
     /// [`LoadError`] when the file and its backup are damaged.
     pub fn load(persist: Arc<Persist>) -> Result<Self, LoadError> {
         let loaded = persist.load(File::Groups, parse)?.unwrap_or_default();
+        let any_forbidden = !loaded.state.forbidden.is_empty();
         let groups = Self {
             table: papaya::HashMap::new(),
             persist,
             state: Mutex::new(loaded.state),
             generation: loaded.generation,
             next_rank: AtomicU64::new(0),
+            any_forbidden: AtomicBool::new(any_forbidden),
         };
         for config in loaded.groups {
             groups.insert(config, None);
@@ -343,6 +347,9 @@ impl Groups {
 
     /// Bits of what `group` may not do with `topic`.
     pub fn forbidden(&self, group: &str, topic: &str) -> i32 {
+        if !self.any_forbidden.load(Ordering::Acquire) {
+            return 0;
+        }
         self.lock()
             .forbidden
             .get(group)
@@ -364,6 +371,7 @@ impl Groups {
         if old == bits || (old == 0 && entries >= FORBIDDEN_MAX) {
             return None;
         }
+        self.any_forbidden.store(true, Ordering::Release);
         let topics = state.forbidden.entry(group.to_string()).or_default();
         if bits == 0 {
             topics.remove(topic);

@@ -25,6 +25,7 @@ pub mod names;
 pub mod offsets;
 pub mod parked;
 pub mod persist;
+pub mod questions;
 pub mod services;
 pub mod state_json;
 pub mod stats;

@@ -72,7 +72,6 @@ struct InFlight {
     batch: usize,
     key: KeptKey,
     topic: Arc<Topic>,
-    bytes: usize,
 }
 
 /// What one core needs for sends.
@@ -453,7 +452,6 @@ fn taken(
                 batch,
                 key,
                 topic,
-                bytes: request.command.body.len(),
             });
             sends.next_token += 1;
             io.request_started(request.conn);

@@ -1,0 +1,111 @@
+//! Questions that tools ask clients through the broker: sent to the client as requests of the
+//! broker, answered to the tool with what the client says.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use saturnmq_net::command::Command;
+use saturnmq_net::driver::{ConnectionId, Outbox};
+use saturnmq_net::encode::Encoder;
+use saturnmq_net::frame::Codec;
+
+use crate::answer::{Ask, CoreDirectory, CoreMessage, Reply, ReplySlot};
+use crate::handler::client::next_opaque;
+
+/// Most questions open on one core; each belongs to a request that some core admitted.
+const MAX_OPEN: usize = 4096;
+
+struct Open {
+    slot: ReplySlot,
+    deadline: Instant,
+    late: Reply,
+}
+
+/// The open questions to the clients of one core.
+#[derive(Default)]
+pub struct Questions {
+    open: HashMap<(ConnectionId, i32), Open>,
+}
+
+impl Questions {
+    /// Sends a question to a client of this core.
+    pub fn put(&mut self, cores: &CoreDirectory, ask: Ask, slot: ReplySlot, io: &mut Outbox) {
+        let Ask {
+            channel,
+            code,
+            fields,
+            body,
+            timeout,
+            late,
+        } = ask;
+        let room = self.open.len() < MAX_OPEN;
+        let Some(out) = io.buffer(channel.conn).filter(|_| room) else {
+            return settle(cores, slot, late);
+        };
+        let opaque = next_opaque();
+        let mut encoder = Encoder::request(out, Codec::Json, code, opaque, false);
+        for (name, value) in &fields {
+            encoder.field_str(name, value);
+        }
+        encoder.body(&body);
+        let deadline = Instant::now() + timeout;
+        self.open.insert(
+            (channel.conn, opaque),
+            Open {
+                slot,
+                deadline,
+                late,
+            },
+        );
+    }
+
+    /// Relays a client's answer; answers to nothing are ignored.
+    pub fn answered(&mut self, cores: &CoreDirectory, conn: ConnectionId, answer: &Command<'_>) {
+        let Some(open) = self.open.remove(&(conn, answer.opaque)) else {
+            return;
+        };
+        let reply = Reply {
+            code: answer.code,
+            remark: answer.remark.map(|remark| remark.to_owned().into()),
+            fields: Vec::new(),
+            body: answer.body.to_vec(),
+        };
+        settle(cores, open.slot, reply);
+    }
+
+    /// The connection is gone: nobody answers.
+    pub fn closed(&mut self, cores: &CoreDirectory, conn: ConnectionId) {
+        self.end(cores, |(asked, _), _| *asked == conn);
+    }
+
+    /// Gives up on questions whose time is over.
+    pub fn expire(&mut self, cores: &CoreDirectory, now: Instant) {
+        if self.next_deadline().is_some_and(|deadline| deadline <= now) {
+            self.end(cores, |_, open| open.deadline <= now);
+        }
+    }
+
+    /// When the next question's time is over.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.open.values().map(|open| open.deadline).min()
+    }
+
+    fn end(&mut self, cores: &CoreDirectory, over: impl Fn(&(ConnectionId, i32), &Open) -> bool) {
+        for (_, open) in self.open.extract_if(|key, open| over(key, open)) {
+            settle(cores, open.slot, open.late);
+        }
+    }
+}
+
+fn settle(cores: &CoreDirectory, slot: ReplySlot, reply: Reply) {
+    let conn = slot.channel.conn;
+    // Given back only when the core has ended: nobody is left to answer.
+    let _ = cores.post(
+        slot.channel.core,
+        CoreMessage::Reply {
+            conn,
+            to: slot.to,
+            reply,
+        },
+    );
+}
