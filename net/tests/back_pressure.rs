@@ -27,7 +27,7 @@ fn a_slow_reader_stops_being_read_and_loses_nothing(engine: Engine) {
     let mut client = server.connect();
     let mut sender = client.try_clone().unwrap();
     // Far more than the socket buffers of both sides and the cap take together.
-    let frames = 40_000u32;
+    let frames = 20_000u32;
     let sending = std::thread::spawn(move || {
         for number in 0..frames {
             sender.write_all(&numbered(b'e', number, 2000)).unwrap();

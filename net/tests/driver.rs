@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use harness::{Server, body_of, frame, numbered, read_frame, until};
 use saturnmq_net::limits::Limits;
