@@ -1,7 +1,7 @@
 //! The broker's shared state: one structure in an `Arc`, read by every thread without locks.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
@@ -10,7 +10,7 @@ use saturnmq_storage::store::Store;
 
 use crate::answer::CoreDirectory;
 use crate::clients::Clients;
-use crate::config::{Config, LiveConfig};
+use crate::config::{Config, LiveConfig, UpdateError};
 use crate::groups::Groups;
 use crate::locks::QueueLocks;
 use crate::name_server::{LocalBroker, NameServer};
@@ -18,7 +18,7 @@ use crate::names;
 use crate::offsets::{ConsumerOffsets, DelayOffsets};
 use crate::persist::{File, Persist, StateSource};
 use crate::services::ServicesHandle;
-use crate::topics::{Topic, Topics};
+use crate::topics::{Topic, TopicConfig, Topics};
 
 /// Ports that are listened on, once they are bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -65,6 +65,8 @@ pub struct Broker {
     pub cores: Arc<CoreDirectory>,
     /// The services thread.
     pub services: ServicesHandle,
+    /// Configuration updates, one at a time, and who hears that the registration changed.
+    pub updates: Updates,
     /// When this process started.
     pub started: Instant,
     /// The same in milliseconds since the epoch.
@@ -89,7 +91,10 @@ impl Broker {
 
     /// Enters this broker and its topics into the embedded name server's tables.
     pub fn register_local(&self) {
-        let (version, topics) = self.topics.snapshot();
+        let (version, mut topics) = self.topics.snapshot();
+        for config in &mut topics {
+            self.mask(config);
+        }
         let local = LocalBroker {
             cluster: self.config.cluster.clone(),
             name: self.config.broker_name.clone(),
@@ -99,10 +104,56 @@ impl Broker {
         self.name_server.register_local(&local, version, &topics);
     }
 
+    /// Enters one topic that was made or altered.
+    pub fn register_topic(&self, config: &TopicConfig) {
+        let mut config = config.clone();
+        self.mask(&mut config);
+        self.name_server
+            .topic_changed(&self.config.broker_name, &config);
+    }
+
+    /// A topic permits no more than its broker does.
+    fn mask(&self, config: &mut TopicConfig) {
+        config.perm &= self.live.load().broker_permission;
+    }
+
+    /// Applies an update of the configuration (request code 25): everything or nothing. A changed
+    /// `brokerPermission` is registered at once.
+    ///
+    /// # Errors
+    /// [`UpdateError`] names the first key that cannot be applied.
+    pub fn update_config(&self, properties_text: &str) -> Result<(), UpdateError> {
+        let _one = self
+            .updates
+            .one
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let before = self.live.load_full();
+        let after = before.apply(properties_text)?;
+        let registered = before.broker_permission == after.broker_permission;
+        self.live.store(Arc::new(after));
+        if !registered {
+            self.topics.touch();
+            self.register_local();
+            if let Some(tell) = self.updates.registration.get() {
+                tell();
+            }
+        }
+        Ok(())
+    }
+
     /// `host:port` that clients are sent to.
     pub fn address(&self) -> String {
         address(&self.config.advertise, self.ports.broker)
     }
+}
+
+/// What configuration updates need beside the settings themselves.
+#[derive(Default)]
+pub struct Updates {
+    one: Mutex<()>,
+    /// Called when outer name servers must hear of this broker again.
+    pub registration: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// `host:port`, with brackets around an IPv6 host.

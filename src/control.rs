@@ -19,6 +19,7 @@ use crate::answer::CoreMessage;
 use crate::broker::{Broker, Ports};
 use crate::cli::serve::ServeError;
 use crate::config::{Config, PortChoice};
+use crate::http;
 use crate::name_server::outer::Registrar;
 use crate::persist::StateSource;
 use crate::state_json::now_ms;
@@ -43,6 +44,7 @@ pub struct Sockets {
     broker: TcpListener,
     fast: Option<TcpListener>,
     name_server: Option<TcpListener>,
+    http: Option<TcpListener>,
     ports: Ports,
 }
 
@@ -62,16 +64,18 @@ impl Sockets {
         };
         let (broker, fast) = bind_broker(config, &bind)?;
         let name_server = bind(config.name_server_port, "nameServerPort")?;
+        let http = bind(config.http_port, "httpPort")?;
         let ports = Ports {
             broker: port_of(&broker),
             fast: fast.as_ref().map(port_of),
             name_server: name_server.as_ref().map(port_of),
-            http: None,
+            http: http.as_ref().map(port_of),
         };
         Ok(Self {
             broker,
             fast,
             name_server,
+            http,
             ports,
         })
     }
@@ -81,11 +85,10 @@ impl Sockets {
         self.ports
     }
 
-    fn into_listeners(self) -> Vec<TcpListener> {
-        [Some(self.broker), self.fast, self.name_server]
-            .into_iter()
-            .flatten()
-            .collect()
+    /// Sockets of the remoting protocol, and the one for HTTP.
+    fn split(self) -> (Vec<TcpListener>, Option<TcpListener>) {
+        let remoting = [Some(self.broker), self.fast, self.name_server];
+        (remoting.into_iter().flatten().collect(), self.http)
     }
 }
 
@@ -206,12 +209,15 @@ async fn serve(parts: Parts) -> Result<(), ServeError> {
     announce_topics(&broker, &registrar);
     registrar.spawn();
     let handles = cores.iter().map(|core| core.handle.clone()).collect();
-    let accepting = Accepting::start(sockets.into_listeners(), Acceptor::new(handles), ring)
-        .map_err(|source| ServeError::Start {
+    let (remoting, http) = sockets.split();
+    let accepting = Accepting::start(remoting, Acceptor::new(handles), ring).map_err(|source| {
+        ServeError::Start {
             what: "accepting connections",
             source,
-        })?;
+        }
+    })?;
     start_schedules(&broker);
+    start_http(&broker, http)?;
     announce();
     let notifier = Notifier::from_environment().map(Rc::new);
     if let Some(notifier) = &notifier {
@@ -270,18 +276,41 @@ async fn dead_thread(cores: &[RunningCore], services: &JoinHandle<()>) -> String
 /// Tells the embedded name server, and outer ones, of every topic and every change.
 fn announce_topics(broker: &Arc<Broker>, registrar: &Arc<Registrar>) {
     let weak = Arc::downgrade(broker);
-    let registrar = Arc::clone(registrar);
+    let outer = Arc::clone(registrar);
     broker.topics.set_listener(Box::new(move |change| {
         if let Some(broker) = weak.upgrade() {
-            let name = &broker.config.broker_name;
             match change {
-                TopicChange::Updated(config) => broker.name_server.topic_changed(name, config),
-                TopicChange::Removed(topic) => broker.name_server.topic_removed(name, topic),
+                TopicChange::Updated(config) => broker.register_topic(config),
+                TopicChange::Removed(topic) => {
+                    broker
+                        .name_server
+                        .topic_removed(&broker.config.broker_name, topic);
+                }
             }
         }
-        registrar.topic_changed();
+        outer.topic_changed();
     }));
+    let outer = Arc::clone(registrar);
+    // Set once: this is the only caller, and it runs once.
+    let _ = broker
+        .updates
+        .registration
+        .set(Box::new(move || outer.topic_changed()));
     broker.register_local();
+}
+
+/// Serves HTTP until this thread's runtime ends: a stop can be watched through it.
+fn start_http(broker: &Arc<Broker>, listener: Option<TcpListener>) -> Result<(), ServeError> {
+    let failed = |source| ServeError::Start {
+        what: "the HTTP server",
+        source,
+    };
+    if let Some(listener) = listener {
+        listener.set_nonblocking(true).map_err(failed)?;
+        let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
+        tokio::spawn(http::serve(Arc::clone(broker), listener));
+    }
+    Ok(())
 }
 
 /// Runs `work` every `period`, first after one period, for the life of the runtime.

@@ -478,6 +478,12 @@ impl Topics {
         Some((topic, ticket))
     }
 
+    /// Counts a change that is not in the table itself, so that name servers take it as new.
+    pub fn touch(&self) -> Ticket {
+        self.lock().next();
+        self.persist.changed(File::Topics)
+    }
+
     /// The version of the table.
     pub fn data_version(&self) -> DataVersion {
         *self.lock()

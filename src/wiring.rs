@@ -15,7 +15,7 @@ use saturnmq_storage::dispatch::WakeQueue;
 use saturnmq_storage::store::{OpenReport, Opened, Store};
 
 use crate::answer::{CoreDirectory, CoreMessage};
-use crate::broker::Broker;
+use crate::broker::{Broker, Updates};
 use crate::cli::serve::ServeError;
 use crate::clients::Clients;
 use crate::config::{Config, Resolved};
@@ -125,6 +125,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         locks: QueueLocks::default(),
         cores: directory,
         services,
+        updates: Updates::default(),
         started: begun,
         started_ms: now_ms(),
         config,
