@@ -424,3 +424,24 @@ fn a_second_signal_ends_at_once() {
     running.signal(Signal::SIGTERM);
     assert_eq!(running.wait().code(), Some(1));
 }
+
+#[test]
+fn health_is_told_over_http() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let address = running
+        .line("http")
+        .trim_start_matches("http://")
+        .trim_end_matches('/');
+    let mut stream = std::net::TcpStream::connect(address).expect("connect");
+    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    let request = format!("GET /healthz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    std::io::Write::write_all(&mut stream, request.as_bytes()).expect("request");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("answer");
+    assert!(
+        answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("ok\n"),
+        "{answer}"
+    );
+    assert_eq!(running.stop().code(), Some(0));
+}
