@@ -198,15 +198,9 @@ fn single(
     let mut stored_queue_id = queue_id;
     let sends = &mut core.sends;
     sends.scan.read(send.properties);
-    let mut delay = match sends.scan.get(send.properties, properties::DELAY) {
-        None => 0,
-        Some(text) => match text.parse::<i32>() {
-            Ok(level) => level,
-            Err(_) => {
-                let remark = format!("the property DELAY holds \"{text}\", which is not a number");
-                return Reply::error(SYSTEM_ERROR, remark).into();
-            }
-        },
+    let mut delay = match delay_level(&sends.scan, send.properties) {
+        Ok(level) => level,
+        Err(reply) => return reply.into(),
     };
     if let Some(remark) = unsupported(&sends.scan, &send, delay) {
         return send_checks::refused(broker, MESSAGE_ILLEGAL, remark);
@@ -247,30 +241,12 @@ fn single(
     let parts = MessageParts {
         topic: stored_topic,
         queue_id: stored_queue_id,
-        flag: send.flag,
-        sys_flag: sys_flags(&send, &topic),
-        born_timestamp: send.born_timestamp,
-        born_host: request.peer,
-        store_host: sends.store_host,
-        reconsume_times: send.reconsume_times,
-        prepared_transaction_offset: 0,
-        body: request.command.body,
         properties: &[properties],
+        ..message(request, &send, &topic, sends.store_host)
     };
     let pushed = sends.port.push(sends.next_token, &queue, &parts);
-    taken(
-        sends,
-        broker,
-        request,
-        pushed,
-        Taken {
-            topic,
-            queue_id,
-            batch: 0,
-            key,
-        },
-        io,
-    )
+    let accepted = Taken::new(topic, queue_id, 0, key);
+    taken(sends, broker, request, pushed, accepted, io)
 }
 
 fn batch(
@@ -315,17 +291,9 @@ fn batch(
     };
     let properties: &[u8] = &sends.properties;
     let parts = MessageParts {
-        topic: &topic.config.name,
         queue_id,
-        flag: send.flag,
-        sys_flag: sys_flags(&send, &topic),
-        born_timestamp: send.born_timestamp,
-        born_host: request.peer,
-        store_host: sends.store_host,
-        reconsume_times: send.reconsume_times,
-        prepared_transaction_offset: 0,
-        body: request.command.body,
         properties: &[properties],
+        ..message(request, &send, &topic, sends.store_host)
     };
     sends.sizes.clear();
     let pushed = sends
@@ -335,20 +303,8 @@ fn batch(
     if pushed.is_ok() {
         sends.batch_sizes.extend(&sends.sizes);
     }
-    let topic = Arc::clone(&topic);
-    taken(
-        sends,
-        broker,
-        request,
-        pushed,
-        Taken {
-            topic,
-            queue_id,
-            batch,
-            key,
-        },
-        io,
-    )
+    let accepted = Taken::new(topic, queue_id, batch, key);
+    taken(sends, broker, request, pushed, accepted, io)
 }
 
 impl Sends {
@@ -413,6 +369,39 @@ fn unsupported(scan: &PropertyScan, send: &SendRequest<'_>, delay: i32) -> Optio
     None
 }
 
+/// The delay level that a message asks for; 0 for none.
+fn delay_level(scan: &PropertyScan, text: &str) -> Result<i32, Reply> {
+    let Some(level) = scan.get(text, properties::DELAY) else {
+        return Ok(0);
+    };
+    level.parse().map_err(|_| {
+        let remark = format!("the property DELAY holds \"{level}\", which is not a number");
+        Reply::error(SYSTEM_ERROR, remark)
+    })
+}
+
+/// What of a record comes from the request as it is.
+fn message<'a>(
+    request: &Request<'a>,
+    send: &SendRequest<'a>,
+    topic: &'a Topic,
+    store_host: SocketAddr,
+) -> MessageParts<'a> {
+    MessageParts {
+        topic: &topic.config.name,
+        queue_id: 0,
+        flag: send.flag,
+        sys_flag: sys_flags(send, topic),
+        born_timestamp: send.born_timestamp,
+        born_host: request.peer,
+        store_host,
+        reconsume_times: send.reconsume_times,
+        prepared_transaction_offset: 0,
+        body: request.command.body,
+        properties: &[],
+    }
+}
+
 fn sys_flags(send: &SendRequest<'_>, topic: &Topic) -> i32 {
     match topic.config.filter_type {
         TopicFilterType::MultiTag => send.sys_flag | sys_flag::MULTI_TAGS,
@@ -425,6 +414,17 @@ struct Taken {
     queue_id: i32,
     batch: usize,
     key: KeptKey,
+}
+
+impl Taken {
+    fn new(topic: Arc<Topic>, queue_id: i32, batch: usize, key: KeptKey) -> Self {
+        Self {
+            topic,
+            queue_id,
+            batch,
+            key,
+        }
+    }
 }
 
 /// Books a pushed record as in flight, or answers why it was not taken.
