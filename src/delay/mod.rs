@@ -242,6 +242,9 @@ fn append(
     (topic, queue_id): (&str, i32),
 ) -> Due {
     let broker = Arc::clone(&services.broker);
+    if !broker.store.state().is_writable() {
+        return Due::Later;
+    }
     let Some(known) = broker.topics.get(topic) else {
         return skip(services, level, "its topic was deleted");
     };

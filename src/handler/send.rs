@@ -480,6 +480,7 @@ fn illegal(broker: &Broker, limit: usize) -> Answer {
 
 /// Answers the sends whose records the writer has acknowledged or refused.
 pub fn results(core: &mut Core, io: &mut Outbox) {
+    let ended = core.sends.port.is_abandoned();
     let live = core.broker.live.load();
     let sends = &mut core.sends;
     while let Some(result) = sends.port.pop() {
@@ -506,6 +507,18 @@ pub fn results(core: &mut Core, io: &mut Outbox) {
                 refuse(&core.broker, &sent, &failure, io);
             }
         }
+    }
+    if ended {
+        abandoned(core, io);
+    }
+}
+
+/// Answers what is in flight once the writer has ended without saying what became of it.
+fn abandoned(core: &mut Core, io: &mut Outbox) {
+    core.sends.batch_sizes.clear();
+    while let Some(sent) = core.sends.in_flight.pop_front() {
+        io.request_finished(sent.conn);
+        refuse(&core.broker, &sent, &AppendFailure::ShuttingDown, io);
     }
 }
 

@@ -6,14 +6,15 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use saturnmq_net::messages::send::SendRequest;
-use saturnmq_storage::append_queue::AppendFailure;
+use saturnmq_storage::store::StoreState;
 
 use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::core::now_ms;
 use crate::groups::{FoundGroup, Group};
 use crate::handler::{
-    INVALID_PARAMETER, NO_PERMISSION, SUBSCRIPTION_GROUP_NOT_EXIST, TOPIC_NOT_EXIST, V3_4_9, faq,
+    INVALID_PARAMETER, NO_PERMISSION, SERVICE_NOT_AVAILABLE, SUBSCRIPTION_GROUP_NOT_EXIST,
+    TOPIC_NOT_EXIST, V3_4_9, faq,
 };
 use crate::names;
 use crate::topics::{AutoCreate, PERM_READ, PERM_WRITE, Topic, TopicConfig};
@@ -32,11 +33,11 @@ pub fn refused(broker: &Broker, code: i32, remark: impl Into<Cow<'static, str>>)
 }
 
 /// Remark of code 14: Apache's text, and what really happened.
-pub fn unavailable(failure: &AppendFailure) -> String {
+pub fn unavailable(why: &dyn std::fmt::Display) -> String {
     format!(
         "service not available now. It may be caused by one of the following reasons: the broker's \
          disk is full, messages are put to the slave, message store has been shut down, etc. \
-         ({failure})"
+         ({why})"
     )
 }
 
@@ -77,7 +78,21 @@ pub fn refuse(
         );
         return Some(refused(broker, wrong_parameter(request), remark));
     }
-    None
+    closed_store(&broker.store.state()).map(|why| {
+        let remark = unavailable(&why);
+        refused(broker, SERVICE_NOT_AVAILABLE, remark)
+    })
+}
+
+/// Why the store takes no messages now; `None` when it does.
+pub fn closed_store(state: &StoreState) -> Option<String> {
+    Some(match state {
+        StoreState::Writable => return None,
+        StoreState::DiskFull => "the disk is full".to_owned(),
+        StoreState::DispatchFault(why) => format!("queue entries cannot be stored: {why}"),
+        StoreState::ReadOnly(why) => format!("the log is read-only: {why}"),
+        StoreState::Closed => "the store is shutting down".to_owned(),
+    })
 }
 
 /// Code for a wrong name or queue: 4.9 has none of its own.

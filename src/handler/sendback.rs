@@ -12,7 +12,7 @@ use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::groups::FoundGroup;
 use crate::handler::properties::{self, PropertyScan};
-use crate::handler::send_checks::own_topic;
+use crate::handler::send_checks::{closed_store, own_topic, unavailable};
 use crate::handler::{NO_PERMISSION, SUBSCRIPTION_GROUP_NOT_EXIST, V3_4_9, faq};
 use crate::names;
 use crate::services::ServiceContext;
@@ -158,6 +158,9 @@ fn append(services: &mut ServiceContext, slot: ReplySlot, back: &Back, record: &
             broker.schedule_queue(level),
         )
     };
+    if let Some(why) = closed_store(&broker.store.state()) {
+        return services.reply(slot, failed(&unavailable(&why)));
+    }
     let Some(queue) = queue else {
         return services.reply(slot, failed("no queue to append to"));
     };
