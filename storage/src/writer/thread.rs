@@ -97,12 +97,11 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
     let base = geometry.base(start.end);
     let active = open_active(&segments, base, start.end, &mut tail_writer)
         .map_err(FileError::at("open", &segments.path(base)))?;
-    let marks = Arc::clone(&connections.marks);
     let status = Arc::new(LogStatus::default());
     let (preparer, files) = Preparer::start(
         segments,
         base + geometry.file_size,
-        marks,
+        Arc::clone(&connections.marks),
         Arc::clone(&status),
         Arc::clone(&bell),
     )
