@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use saturnmq_net::client::{Client, OwnedCommand};
+use saturnmq_net::encode::Encoder;
 use tempfile::TempDir;
 
 /// Longest wait for anything in these tests.
@@ -139,26 +140,9 @@ impl Running {
 
     fn send(&self, topic: &str, body: &[u8]) -> OwnedCommand {
         let mut client = Client::connect(self.address("broker"), PATIENCE).expect("connect");
-        let fields = [
-            ("producerGroup", "p"),
-            ("topic", topic),
-            ("defaultTopic", "TBW102"),
-            ("defaultTopicQueueNums", "4"),
-            ("queueId", "0"),
-            ("sysFlag", "0"),
-            ("bornTimestamp", "1700000000000"),
-            ("flag", "0"),
-            ("properties", ""),
-            ("reconsumeTimes", "0"),
-            ("unitMode", "false"),
-            ("batch", "false"),
-        ];
-        let write = |out: &mut saturnmq_net::encode::Encoder<'_>| {
-            for (name, value) in fields {
-                out.field_str(name, value);
-            }
-        };
-        client.invoke(10, write, body, PATIENCE).expect("an answer")
+        client
+            .invoke(10, send_fields(topic), body, PATIENCE)
+            .expect("an answer")
     }
 }
 
@@ -167,6 +151,29 @@ impl Drop for Running {
         if let Ok(None) = self.child.try_wait() {
             let _ = self.child.kill();
             let _ = self.child.wait();
+        }
+    }
+}
+
+/// Fields of a single send to queue 0.
+fn send_fields(topic: &str) -> impl FnOnce(&mut Encoder<'_>) {
+    let fields = [
+        ("producerGroup", "p"),
+        ("topic", topic),
+        ("defaultTopic", "TBW102"),
+        ("defaultTopicQueueNums", "4"),
+        ("queueId", "0"),
+        ("sysFlag", "0"),
+        ("bornTimestamp", "1700000000000"),
+        ("flag", "0"),
+        ("properties", ""),
+        ("reconsumeTimes", "0"),
+        ("unitMode", "false"),
+        ("batch", "false"),
+    ];
+    move |out| {
+        for (name, value) in fields {
+            out.field_str(name, value);
         }
     }
 }
@@ -444,4 +451,90 @@ fn health_is_told_over_http() {
         "{answer}"
     );
     assert_eq!(running.stop().code(), Some(0));
+}
+
+#[test]
+fn a_stop_does_not_wait_for_pulls_that_are_held() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    assert_eq!(running.send("Orders", b"x").code, 0);
+    let mut client = Client::connect(running.address("broker"), PATIENCE).expect("connect");
+    let fields = [
+        ("consumerGroup", "g"),
+        ("topic", "Orders"),
+        ("queueId", "0"),
+        ("queueOffset", "1"),
+        ("maxMsgNums", "32"),
+        // Suspend, and a subscription in the request.
+        ("sysFlag", "6"),
+        ("commitOffset", "0"),
+        ("suspendTimeoutMillis", "30000"),
+        ("subscription", "*"),
+        ("subVersion", "0"),
+        ("expressionType", "TAG"),
+    ];
+    let write = |out: &mut Encoder<'_>| {
+        for (name, value) in fields {
+            out.field_str(name, value);
+        }
+    };
+    client.queue(11, false, write, b"").expect("pull");
+    client.flush().expect("flush");
+    // An answer to a later request shows that the pull was taken, and is held.
+    let answer = running.send("Other", b"x");
+    assert_eq!(answer.code, 0);
+    let begun = Instant::now();
+    assert_eq!(running.stop().code(), Some(0));
+    assert!(
+        begun.elapsed() < Duration::from_secs(8),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+#[test]
+fn every_send_that_was_answered_during_a_stop_is_kept() {
+    let dir = directory();
+    let mut running = Running::start(dir.path(), &[]);
+    assert_eq!(running.send("Orders", b"first").code, 0);
+    let (told, tell) = channel();
+    let senders: Vec<_> = (0..4)
+        .map(|_| {
+            let (address, told) = (running.address("broker"), told.clone());
+            thread::spawn(move || {
+                let mut client = Client::connect(address, PATIENCE).expect("connect");
+                let mut answered = 0;
+                // Ends with the first failure: the broker closes the connection when it stops.
+                while let Ok(answer) = client.invoke(10, send_fields("Orders"), b"x", PATIENCE) {
+                    if answer.code != 0 {
+                        break;
+                    }
+                    answered += 1;
+                    let _ = told.send(());
+                }
+                answered
+            })
+        })
+        .collect();
+    for _ in 0..200 {
+        tell.recv_timeout(PATIENCE).expect("sends are answered");
+    }
+    running.signal(Signal::SIGTERM);
+    let answered: i64 = senders.into_iter().map(|s| s.join().expect("sender")).sum();
+    assert_eq!(running.wait().code(), Some(0));
+    let again = Running::start(dir.path(), &[]);
+    assert!(
+        !again.line("store").contains("unclean"),
+        "{:?}",
+        again.banner
+    );
+    let next = again
+        .send("Orders", b"last")
+        .number("queueOffset")
+        .expect("offset");
+    assert!(
+        next > answered,
+        "{answered} sends were answered, {next} are stored"
+    );
+    assert_eq!(again.stop().code(), Some(0));
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::keys::{self, Change, Effect};
-use super::raw::{ConfigError, parse_properties};
+use super::properties::parse_properties;
+use super::raw::{ConfigError, quoted};
 use super::values::Values;
 
 /// Why a configuration update was not applied; nothing of it was.
@@ -179,7 +180,10 @@ impl LiveConfig {
             let Some(key) = keys::find(&name) else {
                 let meant = keys::nearest(&name)
                     .map_or_else(String::new, |k| format!("; the nearest known key is {k}"));
-                return Err(UpdateError::Unknown { key: name, meant });
+                return Err(UpdateError::Unknown {
+                    key: quoted(&name),
+                    meant,
+                });
             };
             // A value that stays the same is no change: tools send back whole configurations.
             if self.values.text(key.name) == value.trim() {
@@ -193,7 +197,7 @@ impl LiveConfig {
             if let Err(expected) = key.check(&value) {
                 return Err(UpdateError::Malformed {
                     key: name,
-                    value,
+                    value: quoted(&value),
                     expected,
                 });
             }

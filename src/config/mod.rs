@@ -7,6 +7,7 @@ mod address;
 mod apache_keys;
 mod keys;
 mod live;
+mod properties;
 mod raw;
 mod resolved;
 mod values;

@@ -1,13 +1,12 @@
 //! Configuration as it was brought: text by key, from broker.conf and the command line.
 
 use std::collections::BTreeMap;
-use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
-use java_properties::PropertiesIter;
 use thiserror::Error;
 
 use super::keys::{self, Effect};
+use super::properties::parse_properties;
 
 /// Longest broker.conf that is read, in bytes.
 const FILE_MAX: u64 = 4 << 20;
@@ -153,7 +152,7 @@ impl RawConfig {
             if let Err(expected) = key.check(&brought.value) {
                 return Err(ConfigError::Malformed {
                     key: name.clone(),
-                    value: brought.value.clone(),
+                    value: quoted(&brought.value),
                     at: brought.at.clone(),
                     expected,
                 });
@@ -161,7 +160,7 @@ impl RawConfig {
             if let Some(why) = key.refusal(&brought.value) {
                 return Err(ConfigError::Refused {
                     key: name.clone(),
-                    value: brought.value.clone(),
+                    value: quoted(&brought.value),
                     at: brought.at.clone(),
                     why,
                 });
@@ -190,26 +189,18 @@ pub struct Remarks {
     pub ignored: Vec<String>,
 }
 
-/// Reads Java properties: key, value, line number.
-///
-/// # Errors
-/// [`ConfigError::Syntax`] names `source_name` and the line.
-pub fn parse_properties(
-    bytes: &[u8],
-    source_name: &str,
-) -> Result<Vec<(String, String, usize)>, ConfigError> {
-    let mut found = Vec::new();
-    for line in PropertiesIter::new(Cursor::new(bytes)) {
-        let line = line.map_err(|e| ConfigError::Syntax {
-            source_name: source_name.to_string(),
-            problem: e.to_string(),
-        })?;
-        let number = line.line_number();
-        if let java_properties::LineContent::KVPair(key, value) = line.consume_content() {
-            found.push((key, value, number));
-        }
+/// A text that somebody else chose, as a sentence may quote it: short, and on one line.
+pub(super) fn quoted(text: &str) -> String {
+    const LONGEST: usize = 120;
+    let mut short: String = text
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(LONGEST)
+        .collect();
+    if text.chars().nth(LONGEST).is_some() {
+        short.push_str("...");
     }
-    Ok(found)
+    short
 }
 
 #[cfg(test)]
@@ -222,26 +213,6 @@ mod tests {
             raw.set(key, value);
         }
         raw
-    }
-
-    #[test]
-    fn a_java_properties_file_is_read_as_java_reads_it() {
-        let text = b"# comment\n! another\nbrokerName = a\\\n   b\nlistenPort:20911\r\n\
-                     namesrvAddr 127.0.0.1:9876;127.0.0.1:9877\nregionId=\\u0041\\tx\n\n";
-        let pairs = parse_properties(text, "test").expect("properties");
-        let found: Vec<_> = pairs
-            .iter()
-            .map(|(k, v, _)| (k.as_str(), v.as_str()))
-            .collect();
-        assert_eq!(
-            found,
-            [
-                ("brokerName", "ab"),
-                ("listenPort", "20911"),
-                ("namesrvAddr", "127.0.0.1:9876;127.0.0.1:9877"),
-                ("regionId", "A\tx"),
-            ]
-        );
     }
 
     #[test]
@@ -313,6 +284,14 @@ mod tests {
             ("storeType", "default"),
         ]);
         assert!(kept.check().is_ok());
+    }
+
+    #[test]
+    fn what_somebody_else_chose_is_quoted_short_and_on_one_line() {
+        let long = format!("a\nb{}", "x".repeat(1000));
+        let text = quoted(&long);
+        assert!(text.starts_with("abx") && text.ends_with("...") && text.len() < 130);
+        assert_eq!(quoted("short"), "short");
     }
 
     #[test]
