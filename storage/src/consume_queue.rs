@@ -107,7 +107,7 @@ struct Files {
 
 /// What is not on disk yet.
 #[derive(Debug, Default)]
-struct Unsynced {
+pub(crate) struct Unsynced {
     from: u64,
     to: u64,
     names: bool,
@@ -278,24 +278,32 @@ impl ConsumeQueue {
     /// Waits until every entry appended before is on disk. After an error everything counts
     /// as not synced.
     pub fn flush(&self) -> Result<(), ConsumeQueueError> {
-        let todo = {
-            let mut unsynced = self.lock();
-            let closed = unsynced.closed;
-            std::mem::replace(
-                &mut *unsynced,
-                Unsynced {
-                    closed,
-                    ..Unsynced::default()
-                },
-            )
-        };
+        let todo = self.take_unsynced();
         let flushed = self.flush_range(&todo);
         if flushed.is_err() {
-            let mut unsynced = self.lock();
-            unsynced.names |= todo.names;
-            unsynced.add(todo.from, todo.to - todo.from);
+            self.put_back(todo);
         }
         flushed
+    }
+
+    /// Takes over what is not on disk yet, for a caller that syncs it with many other queues.
+    pub(crate) fn take_unsynced(&self) -> Unsynced {
+        let mut unsynced = self.lock();
+        let closed = unsynced.closed;
+        std::mem::replace(
+            &mut *unsynced,
+            Unsynced {
+                closed,
+                ..Unsynced::default()
+            },
+        )
+    }
+
+    /// Gives back what could not be synced.
+    pub(crate) fn put_back(&self, todo: Unsynced) {
+        let mut unsynced = self.lock();
+        unsynced.names |= todo.names;
+        unsynced.add(todo.from, todo.to - todo.from);
     }
 
     /// The queue's files with their times, in order.

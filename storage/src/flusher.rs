@@ -67,18 +67,14 @@ impl Flusher {
         // Taken before the flush: what is put meanwhile need not be on disk.
         let mark = self.index.mark();
         let index_timestamp = self.index.full_end_timestamp();
-        let mut queues = Vec::new();
-        for queue in self.table.all() {
-            let next_offset = queue.max_offset();
-            if queue.is_dirty() {
-                queue.flush()?;
-            }
-            queues.push(ResumeQueue {
-                topic: queue.topic.to_string(),
-                queue_id: queue.queue_id,
-                next_offset,
-            });
-        }
+        let queues = self.table.all();
+        let ends = queues.iter().map(|queue| ResumeQueue {
+            topic: queue.topic.to_string(),
+            queue_id: queue.queue_id,
+            next_offset: queue.max_offset(),
+        });
+        let queues = ends.collect();
+        self.table.flush()?;
         self.index.flush()?;
         let point = ResumePoint {
             log_offset: place.end,

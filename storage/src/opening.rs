@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use crate::checkpoint::CheckpointFile;
 use crate::config::StoreConfig;
-use crate::consume_queue::KnownEnd;
 use crate::dispatch::LastRecord;
 use crate::error::{FileError, OpenError};
 use crate::format::index_entry::IndexShape;
@@ -183,7 +182,7 @@ impl Opening<'_> {
         let log_end = found.end;
         self.cut_entries(&table, &index, log_end)?;
         self.cut_log(&found)?;
-        self.set_offsets(&table)?;
+        self.set_offsets(&table);
         let last = match (found.last, &self.resume) {
             (Some((start, timestamp)), _) => LastRecord {
                 start,
@@ -226,16 +225,16 @@ impl Opening<'_> {
     /// Opens the queues; after a crash only as far as the resume point vouches for them.
     fn open_queues(&self) -> Result<Arc<QueueTable>, OpenError> {
         let budget = MapBudget::new(self.config.max_mappings);
-        let log_min = self.log_min();
-        let believe_ends = self.clean && self.resume.is_some();
+        let believe_ends = self.resume.is_some();
         let known = |topic: &str, queue_id| {
             let max = *self.known.get(topic)?.get(&queue_id)?;
-            believe_ends.then_some(KnownEnd { max, log_min })
+            believe_ends.then_some(max)
         };
         let table = QueueTable::open_knowing(
             self.layout.consume_queues(),
             self.config.queue_file_size(),
             budget,
+            self.log_min(),
             &known,
         )?;
         let believed_to = match &self.resume {
@@ -405,19 +404,9 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Sets the smallest offsets from the log's start, and the next ones so that none is given twice.
-    fn set_offsets(&self, table: &QueueTable) -> Result<(), OpenError> {
-        let log_min = self.log_min();
+    /// Sets the next offsets so that none is given twice, even if queues were lost.
+    fn set_offsets(&self, table: &QueueTable) {
         for queue in table.all() {
-            let known = self
-                .known
-                .get(&*queue.topic)
-                .and_then(|queues| queues.get(&queue.queue_id));
-            let believed =
-                self.clean && self.resume.is_some() && known == Some(&queue.max_offset());
-            if !believed {
-                queue.correct_min(log_min)?;
-            }
             queue.set_next_offset(queue.max_offset());
         }
         for (topic, queues) in &self.known {
@@ -426,7 +415,6 @@ impl Opening<'_> {
                 queue.set_next_offset(queue.next_offset().max(*next));
             }
         }
-        Ok(())
     }
 }
 

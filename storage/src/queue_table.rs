@@ -16,6 +16,9 @@ use crate::layout;
 use crate::mapped_file::MapBudget;
 use crate::mapping::MappingError;
 
+/// Changed queues that are synced one by one.
+const SYNC_EACH_MAX: usize = 32;
+
 /// Cores that can watch a queue: one bit each.
 pub const WATCHERS_MAX: usize = 64;
 
@@ -188,35 +191,64 @@ impl QueueTable {
         file_size: u64,
         budget: Arc<MapBudget>,
     ) -> Result<Self, ConsumeQueueError> {
-        Self::open_knowing(directory, file_size, budget, &|_, _| None)
+        Self::open_knowing(directory, file_size, budget, 0, &|_, _| None)
     }
 
-    /// As [`QueueTable::open`], without searching the ends that `known` gives by topic and
-    /// queue id, where the files agree with them.
+    /// As [`QueueTable::open`] for a log that begins at `log_min`, without searching the ends that
+    /// `known` gives by topic and queue id, where the files agree with them.
     pub fn open_knowing(
         directory: impl Into<PathBuf>,
         file_size: u64,
         budget: Arc<MapBudget>,
-        known: &dyn Fn(&str, i32) -> Option<KnownEnd>,
+        log_min: u64,
+        known: &dyn Fn(&str, i32) -> Option<i64>,
     ) -> Result<Self, ConsumeQueueError> {
         let table = Self::new(directory, file_size, budget);
         for (topic, queue_id) in layout::list_queues(&table.directory)? {
             let (place, size, budget) = (&table.directory, table.file_size, &table.budget);
             let files = match known(&topic, queue_id) {
-                Some(known) => {
+                Some(max) => {
+                    let known = KnownEnd { max, log_min };
                     ConsumeQueue::open_ending(place, &topic, queue_id, size, budget, known)?
                 }
                 None => None,
             };
             let files = match files {
                 Some(files) => files,
-                None => ConsumeQueue::open(place, &topic, queue_id, size, budget)?,
+                None => {
+                    let files = ConsumeQueue::open(place, &topic, queue_id, size, budget)?;
+                    files.correct_min(log_min)?;
+                    files
+                }
             };
             let changes = table.lock();
             let queue = table.insert(&changes, &topic, queue_id, files);
             queue.set_next_offset(queue.max_offset());
         }
         Ok(table)
+    }
+
+    /// Waits until every entry appended before is on disk: queue by queue, or, where many have
+    /// changed, with one sync of their filesystem instead of several for each.
+    pub fn flush(&self) -> Result<(), ConsumeQueueError> {
+        let mut dirty = self.all();
+        dirty.retain(|queue| queue.is_dirty());
+        if dirty.len() <= SYNC_EACH_MAX {
+            return dirty.iter().try_for_each(|queue| queue.flush());
+        }
+        let taken: Vec<_> = dirty
+            .iter()
+            .map(|queue| queue.files.take_unsynced())
+            .collect();
+        let synced = std::fs::File::open(&self.directory)
+            .and_then(|directory| Ok(rustix::fs::syncfs(directory)?));
+        synced.map_err(|source| {
+            for (queue, unsynced) in dirty.iter().zip(taken) {
+                queue.files.put_back(unsynced);
+            }
+            let path = self.directory.clone();
+            ConsumeQueueError::File { path, source }
+        })
     }
 
     /// The directory of all queues.
@@ -450,5 +482,25 @@ mod tests {
         });
         assert!(slots.iter().all(|slot| *slot == slots[0]), "{slots:?}");
         assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn one_flush_covers_few_changed_queues_and_many() {
+        let dir = tempfile::tempdir().unwrap();
+        let table = QueueTable::new(dir.path(), 2000, MapBudget::new(100));
+        for queue_id in [0, 1, 40] {
+            for queue_id in 0..=queue_id {
+                let queue = table.get_or_create("T", queue_id);
+                let entry = ConsumeEntry {
+                    physical_offset: queue.log_end(),
+                    size: 100,
+                    tags_code: 0,
+                };
+                queue.append(queue.max_offset(), entry).unwrap();
+                assert!(queue.is_dirty());
+            }
+            table.flush().unwrap();
+            assert!(table.all().iter().all(|queue| !queue.is_dirty()));
+        }
     }
 }

@@ -11,11 +11,15 @@ use crate::error::ReadError;
 use crate::filter::TagFilter;
 use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
 use crate::format::record::{Record, RecordError};
-use crate::index_file::{Index, IndexHits};
+use crate::index_file::Index;
 use crate::log_window::{LOOK_BYTES, LogWindow, SCAN_BYTES, WindowLimits};
 use crate::queue_table::Queue;
 use crate::tail::TailReader;
 use crate::watermarks::Watermarks;
+
+mod lookup;
+
+pub use lookup::TimeBoundary;
 
 /// Entries taken from a queue at a time.
 const ENTRY_BATCH: usize = 64;
@@ -91,17 +95,6 @@ pub enum PullOutcome {
     Ready(Pulled),
     /// Needs bytes that are no longer in memory: run [`StoreReader::pull_cold`] on the services thread.
     Cold,
-}
-
-/// Which offset a time stands for when no message, or several, have exactly that store time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TimeBoundary {
-    /// The first message stored at or after it; the queue's end if there is none.
-    Lower,
-    /// The last message stored at or before it; the queue's start if there is none.
-    Upper,
-    /// As Apache 4.9 does: the nearer one, the earlier of two equally near ones.
-    Nearest,
 }
 
 /// Which messages a pull wants. Tag codes collide, so what passes may still not be wanted.
@@ -460,141 +453,6 @@ impl StoreReader {
             head.copy_from_slice(bytes);
             head
         }))
-    }
-
-    /// Store time, in milliseconds, of the message at a queue offset; `None` if it cannot be read. May wait
-    /// for the disk.
-    pub fn store_time(&mut self, queue: &Queue, offset: i64) -> Result<Option<i64>, ReadError> {
-        let Some(entry) = queue.entry(offset)?.filter(|entry| !entry.is_pre_blank()) else {
-            return Ok(None);
-        };
-        let Some(head) = self.head(entry.physical_offset)? else {
-            return Ok(None);
-        };
-        let at = crate::format::message::store_timestamp_position(&head);
-        let time = head[at..at + 8].try_into().map(i64::from_be_bytes).ok();
-        let recorded = head[28..36].try_into().map(u64::from_be_bytes).ok();
-        Ok(time.filter(|time| *time >= 0 && recorded == Some(entry.physical_offset)))
-    }
-
-    /// Store time of the queue's first readable message, in milliseconds. May wait for the disk.
-    pub fn earliest_store_time(&mut self, queue: &Queue) -> Result<Option<i64>, ReadError> {
-        let (min, max) = (queue.min_offset(), queue.max_offset());
-        Ok(self.readable_from(queue, min, max)?.map(|(_, time)| time))
-    }
-
-    /// The queue offset that stands for a time (docs/behaviour.md, Offset by time). May wait for the disk.
-    pub fn offset_by_time(
-        &mut self,
-        queue: &Queue,
-        time_ms: i64,
-        boundary: TimeBoundary,
-    ) -> Result<i64, ReadError> {
-        let (min, max) = (queue.min_offset(), queue.max_offset());
-        if max <= min {
-            return Ok(min.max(0));
-        }
-        match boundary {
-            TimeBoundary::Lower => self.first_at_or_after(queue, time_ms, min, max),
-            TimeBoundary::Upper => {
-                let after = self.first_at_or_after(queue, time_ms.saturating_add(1), min, max)?;
-                Ok((after - 1).max(min))
-            }
-            TimeBoundary::Nearest => self.nearest(queue, time_ms, min, max),
-        }
-    }
-
-    /// First offset of `[low, high)` whose store time is at or after `time_ms`; `high` if there is none.
-    fn first_at_or_after(
-        &mut self,
-        queue: &Queue,
-        time_ms: i64,
-        mut low: i64,
-        mut high: i64,
-    ) -> Result<i64, ReadError> {
-        while low < high {
-            let middle = low + (high - low) / 2;
-            match self.readable_from(queue, middle, high)? {
-                Some((found, time)) if time < time_ms => low = found + 1,
-                _ => high = middle,
-            }
-        }
-        Ok(low)
-    }
-
-    /// The first readable message of `[from, end)` and its store time.
-    fn readable_from(
-        &mut self,
-        queue: &Queue,
-        from: i64,
-        end: i64,
-    ) -> Result<Option<(i64, i64)>, ReadError> {
-        for offset in from..end {
-            if let Some(time) = self.store_time(queue, offset)? {
-                return Ok(Some((offset, time)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Apache 4.9's search: within the first queue file that reaches the time, the middle that hits exactly,
-    /// else the nearer neighbour.
-    fn nearest(
-        &mut self,
-        queue: &Queue,
-        time_ms: i64,
-        min: i64,
-        max: i64,
-    ) -> Result<i64, ReadError> {
-        let per_file = (self.shared.queue_file_size / ENTRY_SIZE as u64) as i64;
-        let reached = self
-            .first_at_or_after(queue, time_ms, min, max)?
-            .min(max - 1);
-        let file_start = reached - reached % per_file;
-        let (mut low, mut high) = (file_start.max(min), (file_start + per_file).min(max) - 1);
-        let (mut left, mut right) = (None, None);
-        while low <= high {
-            let middle = (low + high) / 2;
-            match self.store_time(queue, middle)? {
-                None => return Ok(min),
-                Some(time) if time == time_ms => return Ok(middle),
-                Some(time) if time > time_ms => {
-                    high = middle - 1;
-                    right = Some((middle, time));
-                }
-                Some(time) => {
-                    low = middle + 1;
-                    left = Some((middle, time));
-                }
-            }
-        }
-        Ok(match (left, right) {
-            (None, None) => min,
-            (Some((offset, _)), None) | (None, Some((offset, _))) => offset,
-            (Some((before, early)), Some((after, late))) => {
-                let nearer_after = time_ms.abs_diff(early) > time_ms.abs_diff(late);
-                if nearer_after { after } else { before }
-            }
-        })
-    }
-
-    /// Log offsets, ascending, of at most `max` messages of `topic` that may have `key` and were stored within
-    /// `[begin_ms, end_ms]`. Hash collisions are among them: compare the key after reading the record.
-    pub fn query_index(
-        &mut self,
-        topic: &str,
-        key: &str,
-        max: usize,
-        begin_ms: i64,
-        end_ms: i64,
-    ) -> Result<IndexHits, ReadError> {
-        let floor = self.shared.min_log_offset.load(Ordering::SeqCst);
-        let index = &self.shared.index;
-        let mut hits = index.query(topic, key.as_bytes(), max, begin_ms, end_ms)?;
-        hits.offsets.retain(|offset| *offset >= floor);
-        hits.offsets.sort_unstable();
-        hits.offsets.dedup();
-        Ok(hits)
     }
 }
 
