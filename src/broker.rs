@@ -18,6 +18,7 @@ use crate::names;
 use crate::offsets::{ConsumerOffsets, DelayOffsets};
 use crate::persist::{File, Persist, StateSource};
 use crate::services::ServicesHandle;
+use crate::stats::Stats;
 use crate::topics::{Topic, TopicConfig, Topics};
 
 /// Ports that are listened on, once they are bound.
@@ -67,6 +68,8 @@ pub struct Broker {
     pub services: ServicesHandle,
     /// Configuration updates, one at a time, and who hears that the registration changed.
     pub updates: Updates,
+    /// What goes through, over time.
+    pub stats: Stats,
     /// When this process started.
     pub started: Instant,
     /// The same in milliseconds since the epoch.

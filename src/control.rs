@@ -23,8 +23,9 @@ use crate::http;
 use crate::name_server::outer::Registrar;
 use crate::persist::StateSource;
 use crate::state_json::now_ms;
+use crate::stats;
 use crate::systemd::Notifier;
-use crate::topics::TopicChange;
+use crate::topics::{Topic, TopicChange};
 use crate::wiring::RunningCore;
 
 /// How often the name server looks for brokers that went silent.
@@ -340,6 +341,13 @@ fn start_schedules(broker: &Arc<Broker>) {
     every(PERSIST_RETRY, move || shared.persist.retry_failed());
     let shared = Arc::clone(broker);
     every(NAME_SERVER_SCAN, move || close_silent_brokers(&shared));
+    let shared = Arc::clone(broker);
+    every(stats::TICK, move || {
+        shared.stats.tick(now_ms(), |look| {
+            let traffic = |topic: &Arc<Topic>| look(&topic.config.name, &topic.traffic);
+            shared.topics.each(traffic);
+        });
+    });
 }
 
 fn close_silent_brokers(broker: &Broker) {

@@ -358,6 +358,11 @@ impl Groups {
             .unwrap_or(0)
     }
 
+    /// Everything that is forbidden: bits by topic by group.
+    pub fn forbidden_table(&self) -> BTreeMap<String, BTreeMap<String, i32>> {
+        self.lock().forbidden.clone()
+    }
+
     /// Sets the bits; 0 removes the entry. `None`: unchanged, or the table is full.
     pub fn set_forbidden(&self, group: &str, topic: &str, bits: i32) -> Option<Ticket> {
         let mut state = self.lock();

@@ -192,9 +192,10 @@ impl ServiceContext {
         let limits = pull::pull_limits(&self.broker.live.load());
         match pull::found_cold(&mut frame, pull, &mut self.reader, &limits) {
             Ok(PullOutcome::Ready(pulled)) if pulled.status == PullStatus::Found => {
-                pull.topic
-                    .traffic
-                    .get(u64::from(pulled.count), pulled.bytes as u64);
+                let (messages, bytes) = (u64::from(pulled.count), pulled.bytes as u64);
+                pull.topic.traffic.get(&pull.counted, messages, bytes);
+                let cores = self.broker.config.cores;
+                self.broker.stats.thread(cores).found(messages, bytes);
             }
             Ok(PullOutcome::Ready(pulled)) => pull::encode_nothing(&mut frame, pull, &pulled),
             Ok(PullOutcome::Cold) => {

@@ -484,6 +484,13 @@ impl Topics {
         self.persist.changed(File::Topics)
     }
 
+    /// Calls `look` with every topic, in no order.
+    pub fn each(&self, mut look: impl FnMut(&Arc<Topic>)) {
+        for topic in self.table.pin().values() {
+            look(topic);
+        }
+    }
+
     /// The version of the table.
     pub fn data_version(&self) -> DataVersion {
         *self.lock()

@@ -1,5 +1,6 @@
 //! Counters of what goes through a topic; the statistics and metrics are made from them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Running totals of one topic.
@@ -9,6 +10,32 @@ pub struct Traffic {
     put_bytes: AtomicU64,
     got_messages: AtomicU64,
     got_bytes: AtomicU64,
+    groups: papaya::HashMap<Arc<str>, Arc<GroupTraffic>>,
+}
+
+/// Running totals of one group in one topic.
+#[derive(Debug, Default)]
+pub struct GroupTraffic {
+    messages: AtomicU64,
+    bytes: AtomicU64,
+    pulls: AtomicU64,
+}
+
+impl GroupTraffic {
+    /// Messages handed to the group so far.
+    pub fn messages(&self) -> u64 {
+        self.messages.load(Ordering::Relaxed)
+    }
+
+    /// Record bytes handed to the group so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Pulls with messages so far.
+    pub fn pulls(&self) -> u64 {
+        self.pulls.load(Ordering::Relaxed)
+    }
 }
 
 impl Traffic {
@@ -18,10 +45,41 @@ impl Traffic {
         self.put_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts messages handed to consumers and the bytes of their records.
-    pub fn get(&self, messages: u64, bytes: u64) {
+    /// Counts messages handed to consumers of a group and the bytes of their records.
+    pub fn get(&self, group: &GroupTraffic, messages: u64, bytes: u64) {
         self.got_messages.fetch_add(messages, Ordering::Relaxed);
         self.got_bytes.fetch_add(bytes, Ordering::Relaxed);
+        group.messages.fetch_add(messages, Ordering::Relaxed);
+        group.bytes.fetch_add(bytes, Ordering::Relaxed);
+        group.pulls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The counters of a group; made at its first pull. The caller checked that the group exists.
+    pub fn group(&self, name: &str) -> Arc<GroupTraffic> {
+        let groups = self.groups.pin();
+        if let Some(known) = groups.get(name) {
+            return Arc::clone(known);
+        }
+        Arc::clone(groups.get_or_insert_with(Arc::from(name), Arc::default))
+    }
+
+    /// The counters of a group, if it ever pulled.
+    pub fn known_group(&self, name: &str) -> Option<Arc<GroupTraffic>> {
+        self.groups.pin().get(name).map(Arc::clone)
+    }
+
+    /// Every group that ever pulled.
+    pub fn groups(&self) -> Vec<(Arc<str>, Arc<GroupTraffic>)> {
+        let groups = self.groups.pin();
+        groups
+            .iter()
+            .map(|(name, traffic)| (Arc::clone(name), Arc::clone(traffic)))
+            .collect()
+    }
+
+    /// Forgets a group's counters.
+    pub fn forget(&self, group: &str) {
+        self.groups.pin().remove(group);
     }
 
     /// Messages stored so far.
@@ -42,5 +100,27 @@ impl Traffic {
     /// Record bytes handed to consumers so far.
     pub fn got_bytes(&self) -> u64 {
         self.got_bytes.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_group_gets_counts_for_its_topic_too() {
+        let traffic = Traffic::default();
+        let (one, other) = (traffic.group("one"), traffic.group("other"));
+        traffic.get(&one, 3, 300);
+        traffic.get(&one, 1, 100);
+        traffic.get(&other, 2, 200);
+        assert_eq!((traffic.got_messages(), traffic.got_bytes()), (6, 600));
+        let known = traffic.known_group("one").expect("it pulled");
+        assert_eq!(
+            (known.messages(), known.bytes(), known.pulls()),
+            (4, 400, 2)
+        );
+        assert_eq!(traffic.groups().len(), 2);
+        assert!(traffic.known_group("nobody").is_none());
     }
 }

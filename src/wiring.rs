@@ -28,6 +28,7 @@ use crate::offsets::{ConsumerOffsets, DelayOffsets};
 use crate::persist::Persist;
 use crate::services::{Services, ServicesHandle, ServicesInbox};
 use crate::state_json::now_ms;
+use crate::stats::Stats;
 use crate::topics::Topics;
 
 /// Messages that wait for one core, at most.
@@ -126,6 +127,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         cores: directory,
         services,
         updates: Updates::default(),
+        stats: Stats::new(config.cores + 1, now_ms()),
         started: begun,
         started_ms: now_ms(),
         config,

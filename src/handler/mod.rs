@@ -1,6 +1,12 @@
 //! The table of request codes: the only place that says which handler serves which code.
 
+pub mod attributes;
 pub mod client;
+pub mod config;
+pub mod connections;
+pub mod durably;
+pub mod group;
+pub mod housekeeping;
 pub mod lock;
 pub mod name_server;
 pub mod offset;
@@ -8,14 +14,19 @@ pub mod properties;
 pub mod pull;
 pub mod pull_checks;
 pub mod query;
+pub mod reset;
+pub mod runtime;
 pub mod send;
 pub mod send_checks;
 pub mod sendback;
+pub mod stats;
+pub mod topic;
 
 use saturnmq_net::codes::request;
 use saturnmq_net::driver::Outbox;
 
 use crate::answer::{Answer, REQUEST_CODE_NOT_SUPPORTED, Reply, Request, V5_0_0};
+use crate::broker::Broker;
 use crate::core::Core;
 
 /// MESSAGE_ILLEGAL.
@@ -94,6 +105,53 @@ fn broker_request(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> An
         request::UNLOCK_BATCH_MQ => lock::unlock(&core.broker, request),
         request::CONSUMER_SEND_MSG_BACK => sendback::send_back(&core.broker, request),
         request::END_TRANSACTION => transactions_are_not_supported(),
+        _ => admin_request(&core.broker, request),
+    }
+}
+
+/// Requests of administrators' tools; none of them is hot.
+fn admin_request(broker: &Broker, request: &Request<'_>) -> Answer {
+    match request.command.code {
+        request::UPDATE_AND_CREATE_TOPIC => topic::create(broker, request),
+        request::DELETE_TOPIC_IN_BROKER => topic::delete(broker, request),
+        request::GET_ALL_TOPIC_CONFIG => topic::all(broker, request),
+        request::UPDATE_AND_CREATE_SUBSCRIPTIONGROUP => group::create(broker, request),
+        request::DELETE_SUBSCRIPTIONGROUP => group::delete(broker, request),
+        request::GET_ALL_SUBSCRIPTIONGROUP_CONFIG => group::all(broker, request),
+        request::UPDATE_BROKER_CONFIG => config::update(broker, request),
+        request::GET_BROKER_CONFIG => config::get(broker, request),
+        request::GET_BROKER_RUNTIME_INFO => runtime::info(broker, request),
+        request::GET_TOPIC_STATS_INFO => stats::topic_stats(broker, request),
+        request::GET_CONSUME_STATS => stats::consume_stats(broker, request),
+        request::GET_BROKER_CONSUME_STATS => stats::broker_consume_stats(broker, request),
+        request::QUERY_CONSUME_TIME_SPAN => stats::time_span(broker, request),
+        request::QUERY_TOPIC_CONSUME_BY_WHO => stats::groups_of_topic(broker, request),
+        request::GET_SYSTEM_TOPIC_LIST_FROM_BROKER => stats::system_topics(broker, request),
+        request::VIEW_BROKER_STATS_DATA => stats::item(broker, request),
+        request::GET_ALL_CONSUMER_OFFSET => stats::consumer_offsets(broker, request),
+        request::GET_ALL_DELAY_OFFSET => stats::delay_offsets(broker, request),
+        request::GET_CONSUMER_CONNECTION_LIST => connections::consumers(broker, request),
+        request::GET_PRODUCER_CONNECTION_LIST => connections::producers(broker, request),
+        request::GET_ALL_PRODUCER_INFO => connections::all_producers(broker, request),
+        request::INVOKE_BROKER_TO_RESET_OFFSET => reset::reset(broker, request),
+        request::CLEAN_EXPIRED_CONSUMEQUEUE => housekeeping::clean_queues(),
+        request::DELETE_EXPIRED_COMMITLOG => housekeeping::delete_log(),
+        request::CLEAN_UNUSED_TOPIC => housekeeping::clean_topics(),
+        _ if request.is_v5() => newer_admin_request(broker, request),
+        code => unknown(code),
+    }
+}
+
+/// What a 4.9 broker does not know.
+fn newer_admin_request(broker: &Broker, request: &Request<'_>) -> Answer {
+    match request.command.code {
+        request::UPDATE_AND_CREATE_TOPIC_LIST => topic::create_list(broker, request),
+        request::GET_TOPIC_CONFIG => topic::get(broker, request),
+        request::UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST => group::create_list(broker, request),
+        request::GET_SUBSCRIPTIONGROUP_CONFIG => group::get(broker, request),
+        request::UPDATE_AND_GET_GROUP_FORBIDDEN => group::forbidden(broker, request),
+        request::QUERY_TOPICS_BY_CONSUMER => stats::topics_of_consumer(broker, request),
+        request::QUERY_SUBSCRIPTION_BY_CONSUMER => stats::subscription(broker, request),
         code => unknown(code),
     }
 }

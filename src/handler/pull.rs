@@ -28,6 +28,7 @@ use crate::parked::{Parked, ParkedLimits};
 use crate::services::Work;
 use crate::subscription::{Subscription, TagFilter};
 use crate::topics::Topic;
+use crate::traffic::GroupTraffic;
 
 /// Longest wait for the dispatcher to catch up with acknowledged records.
 const DISPATCH_WAIT: Duration = Duration::from_secs(1);
@@ -80,6 +81,8 @@ pub struct Pull {
     pub max_count: i32,
     /// Which messages.
     pub filter: Filter,
+    /// The group's counters.
+    pub counted: Arc<GroupTraffic>,
     /// Present for 5.x clients.
     pub sys_flags: Option<SysFlags>,
 }
@@ -250,12 +253,13 @@ fn read(core: &mut Core, conn: ConnectionId, pull: &mut Pull, io: &mut Outbox) -
     };
     match found(out, pull, &mut core.pulls.reader, &limits) {
         Ok(PullOutcome::Ready(pulled)) if pulled.status == PullStatus::Found => {
-            pull.topic
-                .traffic
-                .get(u64::from(pulled.count), pulled.bytes as u64);
+            let (messages, bytes) = (u64::from(pulled.count), pulled.bytes as u64);
+            pull.topic.traffic.get(&pull.counted, messages, bytes);
+            broker.stats.thread(core.index).found(messages, bytes);
             Read::Answered
         }
         Ok(PullOutcome::Ready(pulled)) => {
+            broker.stats.thread(core.index).missed();
             if pulled.status == PullStatus::NoMatchedMessage {
                 pull.scanned = pulled.next_begin;
             }

@@ -16,6 +16,7 @@ use crate::clients::MessageModel;
 use crate::config::LiveConfig;
 use crate::core::Core;
 use crate::groups::{FoundGroup, Group};
+use crate::handler::group::FORBIDDEN_READ;
 use crate::handler::pull::{self, Filter, Pull, SysFlags};
 use crate::handler::{
     INVALID_PARAMETER, NO_PERMISSION, PULL_OFFSET_MOVED, SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -27,8 +28,6 @@ use crate::topics::{PERM_READ, Topic};
 
 /// Longest a client may let a pull wait; it times out long before that.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
-/// Bit of the forbidden table that closes a topic to a group's pulls.
-const FORBIDDEN_READ: i32 = 1 << 2;
 
 /// Why a pull is forbidden, as 5.x clients are told.
 #[derive(Copy, Clone)]
@@ -123,6 +122,7 @@ fn check(
     });
     Ok(Pull {
         to: request.command.reply_to(),
+        counted: topic.traffic.group(pull.consumer_group),
         topic,
         queue,
         offset: pull.queue_offset,

@@ -499,11 +499,16 @@ pub fn results(core: &mut Core, io: &mut Outbox) {
                 sent.topic
                     .traffic
                     .put(records, appended.end - appended.physical_offset);
+                core.broker
+                    .stats
+                    .thread(core.index)
+                    .put(records, appended.end - appended.physical_offset);
                 acknowledge(sends, &sent, &appended, &live, io);
             }
             Err(failure) => {
                 let consumed = sent.batch.min(sends.batch_sizes.len());
                 sends.batch_sizes.drain(..consumed);
+                core.broker.stats.thread(core.index).put_failed();
                 refuse(&core.broker, &sent, &failure, io);
             }
         }

@@ -18,6 +18,7 @@ pub mod lock;
 pub mod log_window;
 pub mod mapped_file;
 pub mod mapping;
+pub mod metrics;
 pub mod queue_table;
 pub mod reader;
 pub mod recovery;

@@ -39,6 +39,39 @@ impl DiskUse {
     }
 }
 
+/// Size of the file system that holds a path, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskSpace {
+    /// Of the whole file system.
+    pub total: u64,
+    /// Still free for this user.
+    pub free: u64,
+    /// In use by anybody.
+    pub used: u64,
+}
+
+impl DiskSpace {
+    /// Asks the system.
+    pub fn of(path: &Path) -> io::Result<DiskSpace> {
+        let all = statvfs(path)?;
+        let unit = all.fragment_size();
+        Ok(DiskSpace {
+            total: all.blocks() * unit,
+            free: all.blocks_available() * unit,
+            used: all.blocks().saturating_sub(all.blocks_free()) * unit,
+        })
+    }
+
+    /// Used part of what this user can have, 0 to 1.
+    pub fn used_ratio(&self) -> f64 {
+        let reachable = self.used + self.free;
+        if reachable == 0 {
+            return 1.0;
+        }
+        self.used as f64 / reachable as f64
+    }
+}
+
 /// Used part of the file system that holds `path`, in percent of what this user can have.
 fn percent_used(path: &Path) -> io::Result<u8> {
     let all = statvfs(path)?;

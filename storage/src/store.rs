@@ -24,6 +24,7 @@ use crate::layout::Layout;
 use crate::lock::StoreLock;
 use crate::log_window::LogWindow;
 use crate::mapped_file::sync_directory;
+use crate::metrics::WriteMetrics;
 use crate::opening::{Recovered, make_directories, make_directory, recover};
 use crate::queue_table::{Queue, QueueTable};
 use crate::reader::{ReadShared, StoreReader};
@@ -127,6 +128,7 @@ pub struct Store {
     disk_full: AtomicBool,
     closed: AtomicBool,
     writing: String,
+    metrics: Arc<WriteMetrics>,
     running: Mutex<Option<Running>>,
 }
 
@@ -224,6 +226,11 @@ impl Store {
     /// How the log is written, for the start banner.
     pub fn writing(&self) -> &str {
         &self.writing
+    }
+
+    /// What the writer measures.
+    pub fn write_metrics(&self) -> &WriteMetrics {
+        &self.metrics
     }
 
     /// Whether messages are taken, and if not, why.
@@ -479,6 +486,7 @@ fn start(
         disk_full: AtomicBool::new(false),
         closed: AtomicBool::new(false),
         writing: writer.plan.summary(),
+        metrics: Arc::clone(&writer.metrics),
         running: Mutex::new(Some(Running {
             writer,
             dispatcher: Some(dispatcher),

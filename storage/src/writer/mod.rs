@@ -12,6 +12,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::append::{Place, Unanswered, stage};
@@ -20,6 +21,7 @@ use crate::commit_log::{BLANK_SIZE, Geometry, LogStatus};
 use crate::config::FlushMode;
 use crate::disk::{Completion, Disk, FileSlot, MAX_FILES, MAX_REQUESTS};
 use crate::dispatch::DispatchSender;
+use crate::metrics::WriteMetrics;
 use crate::tail::TailWriter;
 use crate::watermarks::Watermarks;
 
@@ -119,6 +121,7 @@ pub(crate) struct WriterParts<D: Disk, F, Q> {
     pub marks: Arc<Watermarks>,
     pub status: Arc<LogStatus>,
     pub dispatcher: DispatchSender,
+    pub metrics: Arc<WriteMetrics>,
     /// Store time of the last record in the log, in milliseconds.
     pub last_store_timestamp: i64,
 }
@@ -175,6 +178,8 @@ struct InFlight {
     /// Log offset up to which the log is written when this and all before are over.
     end: u64,
     done: bool,
+    /// When it was handed to the disk.
+    since: Duration,
 }
 
 /// The sync in flight.
@@ -182,6 +187,8 @@ struct InFlight {
 struct Syncing {
     ticket: u64,
     upto: u64,
+    /// When it was handed to the disk.
+    since: Duration,
 }
 
 /// See the module's description.
@@ -198,6 +205,7 @@ pub(crate) struct Writer<D: Disk, F, Q> {
     marks: Arc<Watermarks>,
     status: Arc<LogStatus>,
     dispatcher: DispatchSender,
+    metrics: Arc<WriteMetrics>,
     last_store_timestamp: i64,
     /// Attached files, oldest first; the last one is active.
     attached: VecDeque<Attached>,
@@ -248,6 +256,7 @@ where
             marks: parts.marks,
             status: parts.status,
             dispatcher: parts.dispatcher,
+            metrics: parts.metrics,
             last_store_timestamp: parts.last_store_timestamp,
             attached: VecDeque::with_capacity(MAX_FILES),
             rolling_to: None,
@@ -287,7 +296,7 @@ where
 
     /// One step; calls `wake` with the number of every port that got results.
     pub fn turn(&mut self, now: Now, wake: &mut dyn FnMut(usize)) -> Turn {
-        self.reap();
+        self.reap(now);
         let staged = self.stage_and_submit(now);
         self.zero_ahead();
         self.sync_if_due(now);
@@ -356,13 +365,13 @@ where
 
     // ---- completions ----
 
-    fn reap(&mut self) {
+    fn reap(&mut self, now: Now) {
         let mut done = std::mem::take(&mut self.done);
         if let Err(error) = self.disk.poll(&mut done) {
             self.latch(&format!("waiting for the disk failed: {error}"));
         }
         for completion in done.drain(..) {
-            self.complete(completion);
+            self.complete(completion, now);
         }
         self.done = done;
         if self.status.read_only().is_some() {
@@ -379,14 +388,19 @@ where
         }
     }
 
-    fn complete(&mut self, completion: Completion) {
+    fn complete(&mut self, completion: Completion, now: Now) {
         let Completion { ticket, result } = completion;
         if self
             .syncing
             .as_ref()
             .is_some_and(|sync| sync.ticket == ticket)
         {
-            let upto = self.syncing.take().map_or(0, |sync| sync.upto);
+            let sync = self.syncing.take();
+            if let Some(sync) = &sync {
+                let took = now.monotonic.saturating_sub(sync.since);
+                self.metrics.sync_micros.add_micros(took);
+            }
+            let upto = sync.map_or(0, |sync| sync.upto);
             match result {
                 Ok(_) if self.status.read_only().is_none() => self.marks.advance_durable(upto),
                 Ok(_) => {}
@@ -400,6 +414,8 @@ where
             .find(|write| write.ticket == ticket);
         let expected = if let Some(write) = write {
             write.done = true;
+            let took = now.monotonic.saturating_sub(write.since);
+            self.metrics.write_micros.add_micros(took);
             write.len
         } else {
             self.zeroed(ticket)
@@ -421,7 +437,7 @@ where
         }
         loop {
             let staged = self.stage_entries(now);
-            self.submit_batches(staged);
+            self.submit_batches(staged, now);
             match self.roll_if_submitted() {
                 Ok(Rolled::Yes) => {}
                 Ok(Rolled::No) => return staged,
@@ -529,6 +545,9 @@ where
         }
         self.tail.publish(end);
         self.marks.advance_appended(end);
+        self.metrics
+            .records
+            .fetch_add(entry.records.into(), Ordering::Relaxed);
         self.unanswered.staged(port, entry, place, end);
         self.want_next(end);
         Step::Taken

@@ -19,7 +19,7 @@ where
 {
     /// Hands staged bytes to the disk: one batch, or several whole ones under backlog. While more
     /// is queued a batch ends with its last whole block; the rest starts the next one.
-    pub(super) fn submit_batches(&mut self, staged: Staged) {
+    pub(super) fn submit_batches(&mut self, staged: Staged, now: Now) {
         let rolling = self.rolling_to.is_some();
         loop {
             let (from, end) = (self.geometry.block_down(self.submitted), self.tail.end());
@@ -36,7 +36,7 @@ where
             if batch_end <= self.submitted || !in_turn || self.meets_zeroing(from, batch_end) {
                 return;
             }
-            self.submit_batch(from, batch_end);
+            self.submit_batch(from, batch_end, now);
         }
     }
 
@@ -51,7 +51,7 @@ where
             .any(|file| file.base == zeroing.base && from < file.zeroing_to && file.zeroed_to < end)
     }
 
-    fn submit_batch(&mut self, from: u64, batch_end: u64) {
+    fn submit_batch(&mut self, from: u64, batch_end: u64, now: Now) {
         let block_end = self.geometry.block_up(batch_end);
         let busy = self
             .in_flight
@@ -104,9 +104,11 @@ where
                 len,
                 end,
                 done: false,
+                since: now.monotonic,
             });
             offset = piece_end;
         }
+        self.metrics.batch_bytes.add(batch_end - self.submitted);
         self.submitted = batch_end;
     }
 
@@ -210,7 +212,11 @@ where
         }
         let (ticket, upto) = (self.ticket(), written.min(file_end));
         self.disk.submit(ticket, Request::Sync { file: slot });
-        self.syncing = Some(Syncing { ticket, upto });
+        self.syncing = Some(Syncing {
+            ticket,
+            upto,
+            since: now.monotonic,
+        });
         self.last_sync = now.monotonic;
     }
 

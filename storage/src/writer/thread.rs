@@ -18,6 +18,7 @@ use crate::disk::probe::{DiskPlan, Engine, FORCE, LARGEST_BLOCK, probe};
 use crate::disk::uring::UringDisk;
 use crate::dispatch::DispatchSender;
 use crate::error::{CloseError, FileError, OpenError};
+use crate::metrics::WriteMetrics;
 use crate::preparer::{PreparedFiles, Preparer, first_file};
 use crate::segments::{Segment, Segments};
 use crate::tail::{Tail, TailReaders, TailWriter, tail};
@@ -60,6 +61,8 @@ pub(crate) struct RunningWriter {
     pub tail: TailReaders,
     /// How the log is written, for the banner.
     pub plan: DiskPlan,
+    /// What it measures.
+    pub metrics: Arc<WriteMetrics>,
 }
 
 /// Starts the writer on a recovered log; returns it with its ports.
@@ -113,6 +116,7 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
     };
     let (ports, ends) = (0..ports).map(|_| port(limits, Arc::clone(&bell))).unzip();
     let stop = Arc::new(AtomicBool::new(false));
+    let metrics = Arc::new(WriteMetrics::default());
     let seed = Seed {
         geometry,
         flush_interval: config.flush_interval,
@@ -125,6 +129,7 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
         bell: Arc::clone(&bell),
         stop: Arc::clone(&stop),
         plan: plan.clone(),
+        metrics: Arc::clone(&metrics),
         may_fall_back: config.engine == DiskEngine::Auto && forced.is_none(),
         cpu: config.writer_cpu,
         connections,
@@ -141,6 +146,7 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
         status,
         tail: readers,
         plan,
+        metrics,
     };
     Ok((running, ports))
 }
@@ -274,6 +280,7 @@ struct Seed<Q> {
     plan: DiskPlan,
     may_fall_back: bool,
     cpu: Option<usize>,
+    metrics: Arc<WriteMetrics>,
     connections: Connections<Q>,
 }
 
@@ -374,6 +381,7 @@ impl<Q: QueueOffsets> Seed<Q> {
             marks,
             status: self.status,
             dispatcher,
+            metrics: self.metrics,
             last_store_timestamp: self.last_store_timestamp,
         };
         match Writer::new(parts, self.active) {

@@ -69,6 +69,7 @@ fn rig() -> Rig {
         marks: Arc::clone(&marks),
         status,
         dispatcher,
+        metrics: Arc::default(),
         last_store_timestamp: 0,
     };
     let active = LogFile {

@@ -141,6 +141,7 @@ impl<D: Disk<File = u64>> Simulation<D> {
             marks: Arc::clone(&marks),
             status: Arc::clone(&status),
             dispatcher,
+            metrics: Arc::default(),
             last_store_timestamp: 0,
         };
         Simulation {

@@ -1,0 +1,33 @@
+//! The broker's configuration: requests 25 and 26 (docs/behaviour.md, Broker configuration).
+
+use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
+use crate::broker::Broker;
+
+/// 25: changes settings while the broker runs, all or none of those sent; nothing is written to
+/// broker.conf.
+pub fn update(broker: &Broker, request: &Request<'_>) -> Answer {
+    let Ok(text) = std::str::from_utf8(request.command.body) else {
+        return Reply::error(SYSTEM_ERROR, "the body is not UTF-8 text").into();
+    };
+    match broker.update_config(text) {
+        Ok(()) => Reply::success().into(),
+        Err(error) => {
+            tracing::warn!(peer = %request.peer, "a change of the configuration is refused: {error}");
+            Reply::error(error.code(), error.to_string()).into()
+        }
+    }
+}
+
+/// 26: every key with its present value.
+pub fn get(broker: &Broker, _request: &Request<'_>) -> Answer {
+    let version = broker.topics.data_version();
+    let version = format!(
+        r#"{{"counter":{},"stateVersion":{},"timestamp":{}}}"#,
+        version.counter, version.state_version, version.timestamp
+    );
+    let text = broker.live.load().to_properties_text();
+    Reply::success()
+        .field("version", version)
+        .body(text.into_bytes())
+        .into()
+}

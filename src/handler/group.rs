@@ -1,0 +1,165 @@
+//! Consumer groups as administrators see them: requests 200, 201, 207, 225, 352 and 353
+//! (docs/behaviour.md, Consumer groups).
+
+use std::sync::Arc;
+
+use saturnmq_net::fastjson;
+use saturnmq_net::messages::group as wire;
+use saturnmq_net::messages::topic::TopicAndGroup;
+use serde_json::{Map, Value, json};
+
+use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
+use crate::broker::Broker;
+use crate::groups::{FoundGroup, GroupConfig};
+use crate::handler::topic::{Page, json_reply, refused_name, version_to_wire};
+use crate::handler::{SUBSCRIPTION_GROUP_NOT_EXIST, attributes, durably};
+use crate::names;
+
+/// Bit of what is forbidden to a group: reading.
+pub const FORBIDDEN_READ: i32 = 1 << 2;
+
+fn body(request: &Request<'_>) -> Result<Value, Reply> {
+    fastjson::parse(request.command.body)
+        .map_err(|error| Reply::error(SYSTEM_ERROR, error.to_string()))
+}
+
+/// The group that a JSON object describes, its attributes merged with those known.
+fn wanted(broker: &Broker, request: &Request<'_>, value: &Value) -> Result<GroupConfig, Reply> {
+    let name = value.get("groupName").and_then(Value::as_str);
+    let name = name.unwrap_or_default();
+    // Apache takes any name here; it would become the name of a topic and of its directory.
+    names::check_group(name).map_err(|error| refused_name(request, error.to_string()))?;
+    let mut config = GroupConfig::read(name, value);
+    let known = broker.groups.get(name);
+    let known = known.as_ref().map(|group| &group.config.attributes);
+    config.attributes = attributes::alter_group(known, &config.attributes)
+        .map_err(|remark| Reply::error(SYSTEM_ERROR, remark))?;
+    Ok(config)
+}
+
+/// 200: makes or alters a group.
+pub fn create(broker: &Broker, request: &Request<'_>) -> Answer {
+    let config = body(request).and_then(|value| wanted(broker, request, &value));
+    match config.map(|config| broker.groups.create_or_update(config)) {
+        Ok(Some(ticket)) => Answer::After(ticket, Reply::success()),
+        Ok(None) => Reply::success().into(),
+        Err(reply) => reply.into(),
+    }
+}
+
+/// 225: makes or alters several groups, all or none.
+pub fn create_list(broker: &Broker, request: &Request<'_>) -> Answer {
+    let configs = body(request).and_then(|value| {
+        let list = value.get("groupConfigList").and_then(Value::as_array);
+        let list = list.map_or(&[] as &[Value], Vec::as_slice);
+        list.iter()
+            .map(|value| wanted(broker, request, value))
+            .collect::<Result<Vec<_>, _>>()
+    });
+    let configs = match configs {
+        Ok(configs) => configs,
+        Err(reply) => return reply.into(),
+    };
+    let made = configs
+        .into_iter()
+        .filter_map(|config| broker.groups.create_or_update(config));
+    // A later change of the same file is durable no earlier than those before it.
+    match made.last() {
+        Some(ticket) => Answer::After(ticket, Reply::success()),
+        None => Reply::success().into(),
+    }
+}
+
+/// 201: all groups, or the page that is asked for.
+pub fn all(_broker: &Broker, request: &Request<'_>) -> Answer {
+    let asked = match wire::GetAllGroups::decode(&request.command.ext) {
+        Ok(asked) => asked,
+        Err(error) => return error.into(),
+    };
+    let page = Page::new(asked.group_seq, asked.max_group_num);
+    Answer::Later(Box::new(move |services| {
+        let (version, groups) = services.broker.groups.snapshot();
+        let table: Map<String, Value> = page
+            .of(&groups)
+            .iter()
+            .map(|group| (group.config.name.clone(), group.config.to_json()))
+            .collect();
+        json_reply(&json!({
+            "dataVersion": version_to_wire(version),
+            "forbiddenTable": services.broker.groups.forbidden_table(),
+            "subscriptionGroupTable": table,
+        }))
+        .field("totalGroupNum", groups.len())
+    }))
+}
+
+/// 352: one group; made like any other look-up would.
+pub fn get(broker: &Broker, request: &Request<'_>) -> Answer {
+    let asked = match wire::GroupName::decode(&request.command.ext) {
+        Ok(asked) => asked,
+        Err(error) => return error.into(),
+    };
+    match broker
+        .groups
+        .find_or_create(asked.group, &broker.live.load())
+    {
+        FoundGroup::Found(group) => json_reply(&group.config.to_json()).into(),
+        FoundGroup::Created(_, ticket) => Answer::Rerun(ticket),
+        FoundGroup::Missing | FoundGroup::Illegal(_) => {
+            let remark = format!("No group in this broker. group: {}", asked.group);
+            Reply::error(SUBSCRIPTION_GROUP_NOT_EXIST, remark).into()
+        }
+    }
+}
+
+/// 207: removes a group, and its progress if that is asked for.
+pub fn delete(broker: &Broker, request: &Request<'_>) -> Answer {
+    let asked = match wire::DeleteGroup::decode(&request.command.ext) {
+        Ok(asked) => asked,
+        Err(error) => return error.into(),
+    };
+    let Some((_, ticket)) = broker.groups.remove(asked.group_name) else {
+        return Reply::success().into();
+    };
+    let mut tickets = vec![ticket];
+    if asked.cleans_offsets() {
+        tickets.push(broker.offsets.remove_group(asked.group_name));
+    }
+    let name = asked.group_name.to_owned();
+    Answer::Work(Box::new(move |services, slot| {
+        let broker = Arc::clone(&services.broker);
+        broker.topics.each(|topic| topic.traffic.forget(&name));
+        durably::reply(broker, slot, tickets, Reply::success());
+    }))
+}
+
+/// 353: whether a group may read a topic, after setting it if that is asked for.
+pub fn forbidden(broker: &Broker, request: &Request<'_>) -> Answer {
+    let asked = match TopicAndGroup::decode(&request.command.ext) {
+        Ok(asked) => asked,
+        Err(error) => return error.into(),
+    };
+    let (group, topic) = (asked.group, asked.topic.unwrap_or_default());
+    if let Err(error) = names::check_group(group) {
+        return refused_name(request, error.to_string()).into();
+    }
+    if let Err(error) = names::check_topic(topic) {
+        return refused_name(request, error.to_string()).into();
+    }
+    let old = broker.groups.forbidden(group, topic);
+    let bits = match asked.readable {
+        None => old,
+        Some(true) => old & !FORBIDDEN_READ,
+        Some(false) => old | FORBIDDEN_READ,
+    };
+    let ticket = broker.groups.set_forbidden(group, topic, bits);
+    let reply = json_reply(&wire::GroupForbidden {
+        group: group.to_owned(),
+        readable: bits & FORBIDDEN_READ == 0,
+        topic: topic.to_owned(),
+    });
+    match ticket {
+        Some(ticket) => Answer::After(ticket, reply),
+        None => reply.into(),
+    }
+}

@@ -1,0 +1,357 @@
+//! Topics as administrators see them: requests 17, 18, 21, 215 and 351
+//! (docs/behaviour.md, Topics).
+
+use std::sync::Arc;
+
+use saturnmq_net::fastjson;
+use saturnmq_net::messages::topic as wire;
+use serde::Serialize;
+
+use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
+use crate::broker::Broker;
+use crate::handler::attributes::{self, Attributes};
+use crate::handler::{INVALID_PARAMETER, TOPIC_NOT_EXIST, durably};
+use crate::names;
+use crate::persist::Ticket;
+use crate::services::ServiceContext;
+use crate::state_json::DataVersion;
+use crate::topics::{TopicConfig, TopicFilterType};
+
+/// Most queues of one topic; each takes a directory and an entry in every answer.
+pub const QUEUES_MAX: i32 = 65_536;
+
+/// Code of a refused name: 4.9 has none of its own.
+pub fn refused_name(request: &Request<'_>, remark: String) -> Reply {
+    let code = if request.is_v5() {
+        INVALID_PARAMETER
+    } else {
+        SYSTEM_ERROR
+    };
+    Reply::error(code, remark)
+}
+
+/// A body as JSON; what cannot be written (nothing of ours) is an error to the client.
+pub fn json_reply<T: Serialize + ?Sized>(value: &T) -> Reply {
+    let mut body = Vec::new();
+    match fastjson::write(&mut body, value) {
+        Ok(()) => Reply::success().body(body),
+        Err(error) => Reply::error(SYSTEM_ERROR, error.to_string()),
+    }
+}
+
+/// Whether a tool may make, alter or remove a topic of this name.
+fn check_name(broker: &Broker, request: &Request<'_>, name: &str) -> Result<(), Reply> {
+    names::check_topic(name).map_err(|error| refused_name(request, error.to_string()))?;
+    let config = &broker.config;
+    if broker.live.load().validate_system_topic
+        && names::is_system_topic(name, &config.cluster, &config.broker_name)
+    {
+        let remark = format!("The topic[{name}] is conflict with system topic.");
+        return Err(refused_name(request, remark));
+    }
+    Ok(())
+}
+
+fn check_queues(config: &TopicConfig) -> Result<(), Reply> {
+    for (field, count) in [
+        ("readQueueNums", config.read_queues),
+        ("writeQueueNums", config.write_queues),
+    ] {
+        if !(0..=QUEUES_MAX).contains(&count) {
+            let remark = format!("{field}={count} is not possible: it takes 0 to {QUEUES_MAX}");
+            return Err(Reply::error(SYSTEM_ERROR, remark));
+        }
+    }
+    Ok(())
+}
+
+/// The attributes after a change; 4.9 has none and keeps those that 5.x clients set.
+fn alter(
+    broker: &Broker,
+    request: &Request<'_>,
+    topic: &str,
+    text: Option<&str>,
+) -> Result<Attributes, Reply> {
+    let known = broker.topics.get(topic);
+    let known = known.as_ref().map(|topic| &topic.config.attributes);
+    let text = text.filter(|_| request.is_v5()).unwrap_or_default();
+    let altered = attributes::alter_topic(known, text)
+        .map_err(|remark| Reply::error(SYSTEM_ERROR, remark))?;
+    let mixed = altered.get("message.type").is_some_and(|t| t == "MIXED");
+    if mixed && !broker.live.load().enable_mixed_message_type {
+        return Err(refused_name(
+            request,
+            "MIXED message type is not supported.".into(),
+        ));
+    }
+    Ok(altered)
+}
+
+fn done(ticket: Option<Ticket>) -> Answer {
+    match ticket {
+        Some(ticket) => Answer::After(ticket, Reply::success()),
+        None => Reply::success().into(),
+    }
+}
+
+/// 17: makes or alters a topic.
+pub fn create(broker: &Broker, request: &Request<'_>) -> Answer {
+    match wanted(broker, request) {
+        Ok(config) => done(broker.topics.create_or_update(config)),
+        Err(reply) => reply.into(),
+    }
+}
+
+fn wanted(broker: &Broker, request: &Request<'_>) -> Result<TopicConfig, Reply> {
+    let asked = wire::CreateTopic::decode(&request.command.ext)?;
+    check_name(broker, request, asked.topic)?;
+    let kind = asked.topic_filter_type.unwrap_or("SINGLE_TAG");
+    if wire::TopicFilterType::from_name(kind).is_none() {
+        let remark = format!("topicFilterType = [{kind}] value invalid");
+        return Err(Reply::error(SYSTEM_ERROR, remark));
+    }
+    let config = TopicConfig {
+        name: asked.topic.to_owned(),
+        read_queues: asked.read_queue_nums,
+        write_queues: asked.write_queue_nums,
+        perm: asked.perm,
+        filter_type: TopicFilterType::parse(kind),
+        sys_flag: asked.topic_sys_flag.unwrap_or(0),
+        order: asked.order,
+        attributes: alter(broker, request, asked.topic, asked.attributes)?,
+    };
+    check_queues(&config)?;
+    Ok(config)
+}
+
+/// 18: makes or alters several topics, all or none.
+pub fn create_list(broker: &Broker, request: &Request<'_>) -> Answer {
+    let list: wire::TopicConfigList = match fastjson::from_slice(request.command.body) {
+        Ok(list) => list,
+        Err(error) => return Reply::error(SYSTEM_ERROR, error.to_string()).into(),
+    };
+    let wanted: Result<Vec<_>, _> = list
+        .topic_config_list
+        .into_iter()
+        .map(|sent| from_list(broker, request, sent))
+        .collect();
+    match wanted {
+        Ok(configs) => {
+            let made = configs
+                .into_iter()
+                .filter_map(|config| broker.topics.create_or_update(config));
+            // A later change of the same file is durable no earlier than those before it.
+            done(made.last())
+        }
+        Err(reply) => reply.into(),
+    }
+}
+
+fn from_list(
+    broker: &Broker,
+    request: &Request<'_>,
+    sent: wire::TopicConfig,
+) -> Result<TopicConfig, Reply> {
+    check_name(broker, request, &sent.topic_name)?;
+    // In a list the values stand without a sign: they are set as they are.
+    let signed: Vec<String> = sent
+        .attributes
+        .iter()
+        .map(|(key, value)| {
+            if key.starts_with(['+', '-']) {
+                format!("{key}={value}")
+            } else {
+                format!("+{key}={value}")
+            }
+        })
+        .collect();
+    let attributes = alter(broker, request, &sent.topic_name, Some(&signed.join(",")))?;
+    let config = TopicConfig {
+        name: sent.topic_name,
+        read_queues: sent.read_queue_nums,
+        write_queues: sent.write_queue_nums,
+        perm: sent.perm,
+        filter_type: TopicFilterType::parse(sent.topic_filter_type.name()),
+        sys_flag: sent.topic_sys_flag,
+        order: sent.order,
+        attributes,
+    };
+    check_queues(&config)?;
+    Ok(config)
+}
+
+/// A topic's configuration as answers carry it.
+pub fn to_wire(config: &TopicConfig) -> wire::TopicConfig {
+    wire::TopicConfig {
+        attributes: config.attributes.clone(),
+        order: config.order,
+        perm: config.perm,
+        read_queue_nums: config.read_queues,
+        topic_filter_type: wire::TopicFilterType::from_name(config.filter_type.as_str())
+            .unwrap_or_default(),
+        topic_name: config.name.clone(),
+        topic_sys_flag: config.sys_flag,
+        write_queue_nums: config.write_queues,
+    }
+}
+
+/// A data version as answers carry it.
+pub fn version_to_wire(version: DataVersion) -> wire::DataVersion {
+    wire::DataVersion {
+        counter: version.counter,
+        state_version: version.state_version,
+        timestamp: version.timestamp,
+    }
+}
+
+/// 21: all topics, or the page that is asked for.
+pub fn all(_broker: &Broker, request: &Request<'_>) -> Answer {
+    let asked = match wire::GetAllTopicConfig::decode(&request.command.ext) {
+        Ok(asked) => asked,
+        Err(error) => return error.into(),
+    };
+    let page = Page::new(asked.topic_seq, asked.max_topic_num);
+    Answer::Later(Box::new(move |services| {
+        let (version, configs) = services.broker.topics.snapshot();
+        let total = configs.len();
+        let body = wire::TopicConfigSerializeWrapper {
+            data_version: version_to_wire(version),
+            mapping_data_version: Some(wire::DataVersion::default()),
+            topic_config_table: page
+                .of(&configs)
+                .iter()
+                .map(|config| (config.name.clone(), to_wire(config)))
+                .collect(),
+            ..Default::default()
+        };
+        json_reply(&body).field("totalTopicNum", total)
+    }))
+}
+
+/// A part of a table: from an entry on, at most so many. Without a number: all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Page {
+    from: usize,
+    most: usize,
+}
+
+impl Page {
+    /// The page of a request.
+    pub fn new(from: Option<i32>, most: Option<i32>) -> Self {
+        let number = |n: Option<i32>| n.and_then(|n| usize::try_from(n).ok());
+        match number(most).filter(|most| *most > 0) {
+            Some(most) => Self {
+                from: number(from).unwrap_or(0),
+                most,
+            },
+            None => Self {
+                from: 0,
+                most: usize::MAX,
+            },
+        }
+    }
+
+    /// The page's part of all entries.
+    pub fn of<T>(self, all: &[T]) -> &[T] {
+        let from = self.from.min(all.len());
+        &all[from..all.len().min(from.saturating_add(self.most))]
+    }
+}
+
+/// 351: one topic.
+pub fn get(broker: &Broker, request: &Request<'_>) -> Answer {
+    let asked = match wire::TopicName::decode(&request.command.ext) {
+        Ok(asked) => asked,
+        Err(error) => return error.into(),
+    };
+    match broker.topics.get(asked.topic) {
+        Some(topic) => json_reply(&to_wire(&topic.config)).into(),
+        None => {
+            let remark = format!("No topic in this broker. topic: {}", asked.topic);
+            Reply::error(TOPIC_NOT_EXIST, remark).into()
+        }
+    }
+}
+
+/// 215: removes a topic with its queues and the progress of its groups; the log keeps its messages
+/// until they expire.
+pub fn delete(broker: &Broker, request: &Request<'_>) -> Answer {
+    let asked = match wire::TopicName::decode(&request.command.ext) {
+        Ok(asked) => asked,
+        Err(error) => return error.into(),
+    };
+    if asked.topic.trim().is_empty() {
+        return refused_name(request, "The specified topic is blank.".into()).into();
+    }
+    let config = &broker.config;
+    if broker.live.load().validate_system_topic
+        && names::is_system_topic(asked.topic, &config.cluster, &config.broker_name)
+    {
+        let remark = format!("The topic[{}] is conflict with system topic.", asked.topic);
+        return refused_name(request, remark).into();
+    }
+    if broker.topics.get(asked.topic).is_none() {
+        // Nothing else may be removed under a name that nobody checked.
+        return Reply::success().into();
+    }
+    let topic = asked.topic.to_owned();
+    Answer::Work(Box::new(move |services, slot| {
+        let broker = Arc::clone(&services.broker);
+        match remove(services, &topic) {
+            Ok(tickets) => durably::reply(broker, slot, tickets, Reply::success()),
+            Err(reply) => services.reply(slot, reply),
+        }
+    }))
+}
+
+fn remove(services: &mut ServiceContext, topic: &str) -> Result<Vec<Ticket>, Reply> {
+    let broker = Arc::clone(&services.broker);
+    let mut doomed = vec![topic.to_owned()];
+    if broker.live.load().clear_retry_topic {
+        for group in broker.offsets.groups_of(topic) {
+            let retry = names::retry_topic(&group);
+            doomed.push(format!("{retry}_{topic}"));
+            doomed.push(format!("{retry}+{topic}"));
+        }
+    }
+    let mut tickets = Vec::new();
+    for name in doomed {
+        let Some((_, ticket)) = broker.topics.remove(&name) else {
+            continue;
+        };
+        tickets.push(ticket);
+        tickets.push(broker.offsets.remove_topic(&name));
+        broker.store.remove_topic(&name).map_err(|error| {
+            let remark = format!("{name} is removed, but its queue files are not: {error}");
+            Reply::error(SYSTEM_ERROR, remark)
+        })?;
+    }
+    Ok(tickets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_never_leaves_the_table() {
+        let all = [1, 2, 3, 4, 5];
+        assert_eq!(Page::new(None, None).of(&all), all);
+        assert_eq!(Page::new(Some(3), None).of(&all), all);
+        assert_eq!(Page::new(Some(1), Some(2)).of(&all), [2, 3]);
+        assert_eq!(Page::new(Some(4), Some(9)).of(&all), [5]);
+        assert_eq!(Page::new(Some(9), Some(9)).of(&all), []);
+        assert_eq!(Page::new(Some(-1), Some(-1)).of(&all), all);
+    }
+
+    #[test]
+    fn a_topic_is_written_as_the_recorded_brokers_do() {
+        let mut out = Vec::new();
+        let config = TopicConfig::new("j5_Adm2", 4, 6);
+        fastjson::write(&mut out, &to_wire(&config)).expect("json");
+        assert_eq!(
+            String::from_utf8(out).expect("text"),
+            r#"{"attributes":{},"order":false,"perm":6,"readQueueNums":4,"topicFilterType":"SINGLE_TAG","topicName":"j5_Adm2","topicSysFlag":0,"writeQueueNums":4}"#
+        );
+    }
+}
