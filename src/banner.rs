@@ -31,7 +31,7 @@ pub fn text(broker: &Broker, facts: &Facts, engine: &Engine, report: &OpenReport
     line("flush", flush(broker));
     line(
         "network",
-        format!("{} x {engine}", threads(broker.config.cores)),
+        format!("{}, {}", threads(broker.config.cores), ring(engine)),
     );
     line("disk", broker.store.writing().to_string());
     for note in &report.notes {
@@ -126,6 +126,32 @@ fn flush(broker: &Broker) -> String {
             broker.config.store.flush_interval.as_millis()
         ),
     }
+}
+
+/// The engine, with the features of io_uring that are in use.
+fn ring(engine: &Engine) -> String {
+    let Engine::Uring(features) = engine else {
+        return engine.to_string();
+    };
+    let in_use = [
+        (features.defer_taskrun, "deferred completions"),
+        (
+            features.coop_taskrun && !features.defer_taskrun,
+            "cooperative completions",
+        ),
+        (features.multishot, "multishot receive"),
+        (features.incremental, "incremental buffers"),
+        (features.no_iowait, "quiet waits"),
+    ];
+    let in_use: Vec<&str> = in_use
+        .iter()
+        .filter(|(on, _)| *on)
+        .map(|(_, name)| *name)
+        .collect();
+    if in_use.is_empty() {
+        return "plain io_uring".into();
+    }
+    format!("io_uring with {}", in_use.join(", "))
 }
 
 fn threads(cores: usize) -> String {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -65,7 +66,11 @@ fn lines_of(stream: impl Read + Send + 'static) -> Receiver<String> {
 
 impl Running {
     pub(crate) fn start(dir: &Path, more: &[&str]) -> Self {
-        let mut child = serve(dir, more).spawn().expect("the binary starts");
+        Self::run(serve(dir, more))
+    }
+
+    fn run(mut command: Command) -> Self {
+        let mut child = command.spawn().expect("the binary starts");
         let lines = lines_of(child.stdout.take().expect("stdout"));
         let log = lines_of(child.stderr.take().expect("stderr"));
         let mut running = Self {
@@ -537,4 +542,30 @@ fn every_send_that_was_answered_during_a_stop_is_kept() {
         "{answered} sends were answered, {next} are stored"
     );
     assert_eq!(again.stop().code(), Some(0));
+}
+
+#[test]
+fn the_service_manager_hears_of_readiness_life_and_stop() {
+    let dir = directory();
+    let path = dir.path().join("notify");
+    let manager = UnixDatagram::bind(&path).expect("bind");
+    manager.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    let hear = || {
+        let mut buffer = [0; 512];
+        let size = manager.recv(&mut buffer).expect("a datagram");
+        String::from_utf8_lossy(&buffer[..size]).into_owned()
+    };
+    let mut command = serve(&dir.path().join("store"), &[]);
+    command
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "20000");
+    let mut running = Running::run(command);
+    assert!(hear().starts_with("READY=1\nSTATUS=serving 127.0.0.1:"));
+    assert_eq!(hear(), "WATCHDOG=1");
+    running.signal(Signal::SIGTERM);
+    let until = Instant::now() + PATIENCE;
+    while hear() != "STOPPING=1" {
+        assert!(Instant::now() < until, "no word of the stop");
+    }
+    assert_eq!(running.wait().code(), Some(0));
 }
