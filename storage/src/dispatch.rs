@@ -85,7 +85,9 @@ impl DispatchSender {
     /// Wakes the dispatcher if it sleeps; once per batch of pushes.
     pub fn ring(&self) {
         fence(Ordering::SeqCst);
-        if self.bell.asleep.swap(false, Ordering::SeqCst)
+        // A load first: while the dispatcher is awake its cache line is left alone.
+        if self.bell.asleep.load(Ordering::Relaxed)
+            && self.bell.asleep.swap(false, Ordering::SeqCst)
             && let Some(thread) = self.bell.thread.get()
         {
             thread.unpark();

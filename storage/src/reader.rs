@@ -115,7 +115,8 @@ pub trait PullFilter {
 
 impl PullFilter for TagFilter {
     fn matches_code(&self, tags_code: i64) -> bool {
-        self.matches(tags_code)
+        // Below every hash: the address of an extension unit (docs/format.md, Extension file), which may match.
+        tags_code < i64::from(i32::MIN) || self.matches(tags_code)
     }
 }
 
@@ -270,8 +271,9 @@ impl StoreReader {
             if entries.is_empty() {
                 break;
             }
-            for entry in &entries {
-                match self.look_at(request, state, *entry, out) {
+            for (index, entry) in entries.iter().enumerate() {
+                let ahead = read_ahead(*entry, entries.get(index + 1));
+                match self.look_at(request, state, *entry, ahead, out) {
                     Ok(EntryStep::Next) => {}
                     other => {
                         outcome = other;
@@ -297,6 +299,7 @@ impl StoreReader {
         request: &PullRequest<'_>,
         state: &mut PullState,
         entry: ConsumeEntry,
+        ahead: usize,
         out: &mut Vec<u8>,
     ) -> Result<EntryStep, ReadError> {
         let pulled = &mut state.pulled;
@@ -320,7 +323,7 @@ impl StoreReader {
         let found = if self.tail.copy(offset, size, out) {
             check_copied(&out[before..], offset, false)
         } else if request.cold {
-            self.read_cold(offset, size, out)?
+            self.read_cold(offset, size, ahead, out)?
         } else if pulled.count > 0 {
             return Ok(EntryStep::Full);
         } else {
@@ -360,10 +363,11 @@ impl StoreReader {
         &mut self,
         offset: u64,
         size: usize,
+        ahead: usize,
         out: &mut Vec<u8>,
     ) -> Result<Found, ReadError> {
         let limits = self.window_limits();
-        let Some(bytes) = self.window.bytes(offset, size, limits, SCAN_BYTES)? else {
+        let Some(bytes) = self.window.bytes(offset, size, limits, ahead)? else {
             return Ok(Found::Missing);
         };
         let found = check_copied(bytes, offset, true);
@@ -397,7 +401,7 @@ impl StoreReader {
         let found = if self.tail.copy(offset, size, out) {
             check_copied(&out[before..], offset, true)
         } else {
-            self.read_cold(offset, size, out)?
+            self.read_cold(offset, size, LOOK_BYTES, out)?
         };
         match found {
             Found::Whole => return Ok(true),
@@ -464,6 +468,13 @@ struct PullRequest<'a> {
     filter: &'a dyn PullFilter,
     limits: &'a PullLimits,
     cold: bool,
+}
+
+/// Bytes to read from disk at a time for an entry: much where the queue's next record is near, else little.
+fn read_ahead(entry: ConsumeEntry, next: Option<&ConsumeEntry>) -> usize {
+    let near = (SCAN_BYTES / 8) as u64;
+    let dense = next.is_some_and(|next| next.physical_offset.saturating_sub(entry.end()) < near);
+    if dense { SCAN_BYTES } else { LOOK_BYTES }
 }
 
 /// What a record's bytes turned out to be.

@@ -3,5 +3,6 @@
 
 mod crash;
 mod golden;
+mod kill;
 mod running;
 mod support;
