@@ -193,7 +193,6 @@ pub fn start(
             Read::Answered => return,
             Read::Nothing(pulled) => pulled,
         };
-        let broker = Arc::clone(&core.broker);
         let waits = code_of(pulled.status, pull.offset) == PULL_NOT_FOUND;
         if let Some(wait) = suspend
             && waits
@@ -204,7 +203,7 @@ pub fn start(
             }
             return park(core, conn, pull, pulled, wait, io);
         }
-        if waits && let Some(target) = behind(&broker, &pull.queue) {
+        if waits && let Some(target) = behind(&core.broker, &pull.queue) {
             let queue = Arc::clone(&pull.queue);
             let waiting = Waiting::Dispatch(pull);
             match core.pulls.wait_dispatched(conn, &queue, target, waiting) {
@@ -246,8 +245,7 @@ enum Read {
 
 /// Reads from where the pull has come to; writes the response if there are messages.
 fn read(core: &mut Core, conn: ConnectionId, pull: &mut Pull, io: &mut Outbox) -> Read {
-    let broker = Arc::clone(&core.broker);
-    let limits = pull_limits(&broker.live.load());
+    let limits = pull_limits(&core.broker.live.load());
     let Some(out) = io.buffer(conn) else {
         return Read::Answered;
     };
@@ -255,11 +253,11 @@ fn read(core: &mut Core, conn: ConnectionId, pull: &mut Pull, io: &mut Outbox) -
         Ok(PullOutcome::Ready(pulled)) if pulled.status == PullStatus::Found => {
             let (messages, bytes) = (u64::from(pulled.count), pulled.bytes as u64);
             pull.topic.traffic.get(&pull.counted, messages, bytes);
-            broker.stats.thread(core.index).found(messages, bytes);
+            core.broker.stats.thread(core.index).found(messages, bytes);
             Read::Answered
         }
         Ok(PullOutcome::Ready(pulled)) => {
-            broker.stats.thread(core.index).missed();
+            core.broker.stats.thread(core.index).missed();
             if pulled.status == PullStatus::NoMatchedMessage {
                 pull.scanned = pulled.next_begin;
             }

@@ -45,9 +45,9 @@ pub fn pull(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
         Ok(pull) => pull,
         Err(error) => return error.into(),
     };
-    let broker = Arc::clone(&core.broker);
+    let broker: &Broker = &core.broker;
     let live = broker.live.load();
-    let checked = match check(&broker, &live, request, &pull) {
+    let checked = match check(broker, &live, request, &pull) {
         Ok(checked) => checked,
         Err(answer) => return answer,
     };

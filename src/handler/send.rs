@@ -150,16 +150,18 @@ pub fn send(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
         Ok(send) => send,
         Err(error) => return error.into(),
     };
-    let broker = Arc::clone(&core.broker);
-    core.sends.max_message_size = broker.live.load().max_message_size;
+    // Borrowed apart: counting references to the broker would be shared by all cores.
+    let Core { broker, sends, .. } = core;
+    let broker: &Broker = broker;
+    sends.max_message_size = broker.live.load().max_message_size;
     let topic = match broker.topics.get(send.topic) {
         Some(topic) => topic,
-        None => match send_checks::missing_topic(&broker, request, &send) {
+        None => match send_checks::missing_topic(broker, request, &send) {
             Ok(topic) => topic,
             Err(answer) => return answer,
         },
     };
-    if let Some(refusal) = send_checks::refuse(&broker, request, &send, &topic) {
+    if let Some(refusal) = send_checks::refuse(broker, request, &send, &topic) {
         return refusal;
     }
     if let Some(ticket) = topic.ticket()
@@ -168,7 +170,7 @@ pub fn send(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
         return Answer::Rerun(ticket);
     }
     let queue_id = match send.queue_id {
-        id if id < 0 => core.sends.random_below(topic.config.write_queues),
+        id if id < 0 => sends.random_below(topic.config.write_queues),
         id => id,
     };
     let checked = Checked {
@@ -177,14 +179,14 @@ pub fn send(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
         queue_id,
     };
     if checked.send.batch {
-        batch(core, &broker, request, checked, io)
+        batch(sends, broker, request, checked, io)
     } else {
-        single(core, &broker, request, checked, io)
+        single(sends, broker, request, checked, io)
     }
 }
 
 fn single(
-    core: &mut Core,
+    sends: &mut Sends,
     broker: &Broker,
     request: &Request<'_>,
     checked: Checked<'_>,
@@ -196,7 +198,6 @@ fn single(
         queue_id,
     } = checked;
     let mut stored_queue_id = queue_id;
-    let sends = &mut core.sends;
     sends.scan.read(send.properties);
     let mut delay = match delay_level(&sends.scan, send.properties) {
         Ok(level) => level,
@@ -250,7 +251,7 @@ fn single(
 }
 
 fn batch(
-    core: &mut Core,
+    sends: &mut Sends,
     broker: &Broker,
     request: &Request<'_>,
     checked: Checked<'_>,
@@ -261,7 +262,6 @@ fn batch(
         topic,
         queue_id,
     } = checked;
-    let sends = &mut core.sends;
     if send.topic.len() > names::TOPIC_MAX_LENGTH {
         let remark = format!("message topic length too long {}", send.topic.len());
         return send_checks::refused(broker, MESSAGE_ILLEGAL, remark);
