@@ -172,11 +172,11 @@ impl Config {
 
     /// Offset of `listenPort` − 2 for the given port, unless `fastListenPort` says otherwise.
     pub fn fast_port_for(&self, listen_port: u16) -> PortChoice {
-        self.fast_port
-            .unwrap_or(match (self.listen_port, listen_port.checked_sub(2)) {
-                (PortChoice::Port(_), Some(port)) if port > 0 => PortChoice::Port(port),
-                _ => PortChoice::Any,
-            })
+        let derived = match listen_port.checked_sub(2) {
+            Some(port) if port > 0 => PortChoice::Port(port),
+            _ => PortChoice::Any,
+        };
+        self.fast_port.unwrap_or(derived)
     }
 
     /// Root of the store.

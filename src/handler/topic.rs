@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(Page::new(Some(3), None).of(&all), all);
         assert_eq!(Page::new(Some(1), Some(2)).of(&all), [2, 3]);
         assert_eq!(Page::new(Some(4), Some(9)).of(&all), [5]);
-        assert_eq!(Page::new(Some(9), Some(9)).of(&all), []);
+        assert_eq!(Page::new(Some(9), Some(9)).of(&all), [0; 0]);
         assert_eq!(Page::new(Some(-1), Some(-1)).of(&all), all);
     }
 
