@@ -24,6 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Clone, Debug)]
 struct Arrived {
     code: i32,
+    codec: Codec,
     opaque: i32,
     is_response: bool,
     remark: String,
@@ -103,6 +104,7 @@ impl Talk {
                 let command = decode(frame, &mut scratch).expect("a header");
                 let arrived = Arrived {
                     code: command.code,
+                    codec: command.codec,
                     opaque: command.opaque,
                     is_response: command.is_response(),
                     remark: command.remark.unwrap_or_default().to_owned(),
