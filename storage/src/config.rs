@@ -1,7 +1,8 @@
-//! What a store is opened with, resolved: nothing below this module parses text or applies a default.
+//! What a store is opened with, resolved: nothing below this module parses text or applies a
+//! default.
 //!
-//! File sizes and index shapes must be those the directory was written with; they are recorded nowhere
-//! but in the lengths of the files (docs/format.md, File sizes).
+//! File sizes and index shapes must be those the directory was written with; they are recorded
+//! nowhere but in the lengths of the files (docs/format.md, "Directory").
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,7 +30,7 @@ pub enum DiskEngine {
     Blocking,
 }
 
-/// When expired or surplus log files are deleted (docs/operations.md, Retention).
+/// When expired or surplus log files are deleted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RetentionConfig {
     /// Local hours (0–23) in which expired files are deleted.
@@ -74,7 +75,7 @@ impl RetentionConfig {
     }
 }
 
-/// How much one pull may carry (docs/behaviour.md, Reading a queue).
+/// How much one pull may carry (docs/behaviour.md, "Reading a queue").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PullLimits {
     /// Bytes of queue entries looked at per pull: 16 000 is 800 entries.
@@ -122,7 +123,8 @@ pub struct StoreConfig {
     pub commit_log_dir: Option<PathBuf>,
     /// `mappedFileSizeCommitLog`, in bytes.
     pub commit_log_file_size: u64,
-    /// `mappedFileSizeConsumeQueue`, in bytes; rounded up to whole entries by [`StoreConfig::queue_file_size`].
+    /// `mappedFileSizeConsumeQueue`, in bytes; rounded up to whole entries by
+    /// [`StoreConfig::queue_file_size`].
     pub consume_queue_file_size: u64,
     /// `maxHashSlotNum`.
     pub index_slots: u32,
@@ -150,7 +152,8 @@ pub struct StoreConfig {
     pub wake_queue_items: usize,
     /// Most mappings held by queues and index together.
     pub max_mappings: usize,
-    /// Zeroing ahead of the tail and keeping a spare file, or, if false, plain sparse files (tests).
+    /// Zeroing ahead of the tail and keeping a spare file, or, if false, plain sparse files
+    /// (tests).
     pub prepare_files: bool,
     /// How the commit log is written.
     pub engine: DiskEngine,
@@ -206,7 +209,8 @@ impl StoreConfig {
         self.consume_queue_file_size.div_ceil(ENTRY_SIZE).max(1) * ENTRY_SIZE
     }
 
-    /// The largest record, in bytes: the body limit and 64 KiB for the rest, or what a file can hold.
+    /// The largest record, in bytes: the body limit and 64 KiB for the rest, or what a file can
+    /// hold.
     pub fn max_record_size(&self) -> usize {
         let by_file = usize::try_from(self.commit_log_file_size.saturating_sub(8));
         self.max_message_size
@@ -219,7 +223,7 @@ impl StoreConfig {
         let file = self.commit_log_file_size;
         if !(4096..=i32::MAX as u64).contains(&file) || !file.is_multiple_of(4096) {
             return Err(format!(
-                "mappedFileSizeCommitLog={file} must be a multiple of 4096 between 4096 and 2147483647"
+                "mappedFileSizeCommitLog={file} must be a multiple of 4096, at most 2147479552"
             ));
         }
         if self.index_slots == 0 || self.index_items < 2 {

@@ -1,8 +1,9 @@
-//! The dispatcher: turns written records into queue and index entries, then wakes whoever waits for them.
+//! The dispatcher: turns written records into queue and index entries, then wakes whoever waits for
+//! them.
 //!
-//! What must always hold: an entry is in its queue's mapping before the queue's `max_offset` shows it, and
-//! `max_offset` is published before watchers are taken, so a core that sets its watch bit and then looks at
-//! `max_offset` again cannot sleep through a message.
+//! What must always hold: an entry is in its queue's mapping before the queue's `max_offset` shows
+//! it, and `max_offset` is published before watchers are taken, so a core that sets its watch bit
+//! and then looks at `max_offset` again cannot sleep through a message.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,7 +36,8 @@ const IDLE_PAUSE: Duration = Duration::from_millis(500);
 
 /// Wakes network cores; implemented by the broker.
 pub trait Waker: Send + Sync {
-    /// Makes the core look at its wake queue. Cheap when the core is awake; callable from any thread.
+    /// Makes the core look at its wake queue. Cheap when the core is awake; callable from any
+    /// thread.
     fn wake(&self, core: usize);
 }
 
@@ -154,7 +156,8 @@ impl WakeQueue {
         self.slots.pop().ok()
     }
 
-    /// Whether slots were dropped since the last call; if so, everything parked must be looked at again.
+    /// Whether slots were dropped since the last call; if so, everything parked must be looked at
+    /// again.
     pub fn take_overflow(&mut self) -> bool {
         self.state.overflow.swap(false, Ordering::SeqCst)
     }
@@ -164,8 +167,8 @@ impl WakeQueue {
         self.slots.is_empty() && !self.state.overflow.load(Ordering::SeqCst)
     }
 
-    /// Asks to be woken once the log is dispatched up to `log_offset`; replaces the earlier wish, so give
-    /// the lowest offset waited for. Look at the dispatched watermark again afterwards.
+    /// Asks to be woken once the log is dispatched up to `log_offset`; replaces the earlier wish,
+    /// so give the lowest offset waited for. Look at the dispatched watermark again afterwards.
     pub fn wait_dispatched(&self, log_offset: u64) {
         self.state.waiting_until.store(log_offset, Ordering::SeqCst);
     }
@@ -226,7 +229,8 @@ impl CoreWakes {
         }
     }
 
-    /// Wakes the cores with news, and those that waited for the log to be dispatched up to `dispatched`.
+    /// Wakes the cores with news, and those that waited for the log to be dispatched up to
+    /// `dispatched`.
     fn wake(&mut self, dispatched: u64) {
         for (core, state) in self.states.iter().enumerate() {
             let until = state.waiting_until.load(Ordering::SeqCst);
@@ -349,7 +353,8 @@ impl Dispatcher {
             .last
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = last;
-        // The mark is published before the wishes are read: a core that sets one looks at the mark afterwards.
+        // The mark is published before the wishes are read: a core that sets one looks at the mark
+        // afterwards.
         fence(Ordering::SeqCst);
         self.wakes.wake(end);
         Ok(true)
@@ -369,7 +374,7 @@ impl Dispatcher {
                 }
                 Err(error) => {
                     if !failing {
-                        tracing::error!(%error, "cannot store queue or index entries; trying again");
+                        tracing::error!(%error, "entries cannot be stored; trying again");
                     }
                     failing = true;
                     self.state.fault.store(Some(Arc::new(error.to_string())));
@@ -454,8 +459,8 @@ impl Dispatcher {
 /// The writer has gone and the entry at hand cannot be stored.
 struct Stopped;
 
-/// The tags field of a record's queue entry (docs/format.md, Tag code): the hash of its tags, or for a record
-/// of the schedule topic the time of delivery.
+/// The tags field of a record's queue entry (docs/format.md, "Tag code"): the hash of its tags, or
+/// for a record of the schedule topic the time of delivery.
 pub(crate) fn entry_tags_code(record: &Record<'_>, delay_levels_ms: &[u64]) -> i64 {
     if record.topic() == SCHEDULE_TOPIC
         && let Some(level) = record.properties().get_i64(names::DELAY)

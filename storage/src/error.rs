@@ -39,7 +39,7 @@ impl FileError {
 pub enum OpenError {
     /// Another process, or this one, has the store open.
     #[error(
-        "the store at {} is in use{}; stop the other broker, or give this one another storePathRootDir",
+        "the store at {} is in use{}; stop the other broker or use another storePathRootDir",
         root.display(),
         holder.map(|pid| format!(" by process {pid}")).unwrap_or_default()
     )]
@@ -49,7 +49,8 @@ pub enum OpenError {
         /// Process that holds the lock, where the system tells.
         holder: Option<i32>,
     },
-    /// A file that does not belong where it stands, has the wrong length or is missing, or queues kept in RocksDB.
+    /// A file that does not belong where it stands, has the wrong length or is missing, or queues
+    /// kept in RocksDB.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// A consume queue cannot be opened or repaired.
@@ -72,7 +73,8 @@ pub enum OpenError {
     Config(String),
     /// A directory cannot be written.
     #[error(
-        "{} is not writable by this user ({source}); give it to the broker's user or set storePathRootDir",
+        "{} is not writable by this user ({source}); \
+         give it to the broker's user or set storePathRootDir",
         path.display()
     )]
     NotWritable {
@@ -177,7 +179,8 @@ pub enum CloseError {
     /// A thread did not end in time or panicked.
     #[error("the {0} thread did not end")]
     Thread(&'static str),
-    /// Something was left to dispatch; `abort` stays, so that the queues are completed at the next start.
+    /// Something was left to dispatch; `abort` stays, so that the queues are completed at the next
+    /// start.
     #[error("{bytes} bytes of the log are not dispatched yet; the next start completes the queues")]
     Lagging {
         /// Log bytes without queue entries.

@@ -1,7 +1,8 @@
 //! Makes queues and index durable now and then, and notes how far that is.
 //!
-//! What must always hold: the resume point names a log offset only after every entry of records below it is
-//! on disk, and Apache's checkpoint never runs ahead of the resume point (docs/durability.md, Resume point).
+//! What must always hold: the resume point names a log offset only after every entry of records
+//! below it is on disk, and Apache's checkpoint never runs ahead of the resume point
+//! (docs/durability.md, "Crash recovery").
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +35,8 @@ pub(crate) struct Flusher {
     /// The last resume point.
     pub(crate) made: LastRecord,
     pub(crate) made_at: Instant,
-    /// Where the dispatcher was at an earlier look; a resume point once the log is durable up to there.
+    /// Where the dispatcher was at an earlier look; a resume point once the log is durable up to
+    /// there.
     pub(crate) candidate: Option<LastRecord>,
 }
 

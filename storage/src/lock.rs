@@ -1,8 +1,9 @@
 //! Exclusive use of a store directory.
 //!
-//! Apache's broker takes a POSIX record lock on byte 0 of `lock` (docs/format.md, Directory layout), so this
-//! one does too, before it touches anything else. Such locks do not conflict within one process and vanish
-//! when any descriptor of the file is closed, so a process-wide list of open stores stands beside them.
+//! Apache's broker takes a POSIX record lock on byte 0 of `lock` (docs/format.md, "Directory"), so
+//! this one does too, before it touches anything else. Such locks do not conflict within one
+//! process and vanish when any descriptor of the file is closed, so a process-wide list of open
+//! stores stands beside them.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
@@ -30,7 +31,8 @@ impl StoreLock {
     /// Takes the lock of the store at `root`, which must exist; fails at once if anyone holds it.
     pub fn take(root: &Path) -> Result<StoreLock, OpenError> {
         let path = root.join("lock");
-        // The list is held throughout: opening and closing the file in two threads would drop a lock.
+        // The list is held throughout: opening and closing the file in two threads would drop a
+        // lock.
         let mut guard = held();
         let held = guard.get_or_insert_with(HashSet::new);
         if let Ok(present) = std::fs::metadata(&path)

@@ -1,8 +1,8 @@
 //! Reads old log bytes from their files, a window at a time.
 //!
-//! What must always hold: the file that is being written is read with O_DIRECT only, never through the page
-//! cache (docs/durability.md, Reads of the log), and a window never shows bytes that were not yet written
-//! when it was filled. Sealed files go through the page cache, which reads ahead.
+//! What must always hold: the file that is being written is read with O_DIRECT only, never through
+//! the page cache (docs/durability.md, "Promises"), and a window never shows bytes that were
+//! not yet written when it was filled. Sealed files go through the page cache, which reads ahead.
 
 use std::fs::File;
 use std::io;
@@ -63,9 +63,10 @@ impl LogWindow {
         self.directory.join(format!("{:020}", self.base_of(offset)))
     }
 
-    /// The bytes `[offset, offset + size)`, which must lie in one file and end at or below `limit`, the log
-    /// offset up to which bytes no longer change. Files at or above `active_base` are read directly. At least
-    /// `ahead` bytes are read at a time. `None` if the file or these bytes of it do not exist.
+    /// The bytes `[offset, offset + size)`, which must lie in one file and end at or below `limit`,
+    /// the log offset up to which bytes no longer change. Files at or above `active_base` are read
+    /// directly. At least `ahead` bytes are read at a time. `None` if the file or these bytes of it
+    /// do not exist.
     pub fn bytes(
         &mut self,
         offset: u64,

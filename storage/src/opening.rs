@@ -1,9 +1,10 @@
 //! Opening a store: what is on disk, where the log ends, and queues and index in step with it.
 //!
-//! Two ways. With a resume point that the log confirms, everything below it is believed and only what comes
-//! after is scanned. Otherwise (a store Apache wrote, a lost or damaged file) all records are scanned, and
-//! whatever entry is missing is made. What must always hold at the end: queues and index have an entry for
-//! every readable record and none beyond the log's end, and behind that end the log's file holds zeros only.
+//! Two ways. With a resume point that the log confirms, everything below it is believed and only
+//! what comes after is scanned. Otherwise (a store Apache wrote, a lost or damaged file) all
+//! records are scanned, and whatever entry is missing is made. What must always hold at the end:
+//! queues and index have an entry for every readable record and none beyond the log's end, and
+//! behind that end the log's file holds zeros only.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -250,8 +251,8 @@ impl Opening<'_> {
         Ok(Arc::new(table))
     }
 
-    /// Opens the index as far as it can be believed, and says whether that is everything the resume point
-    /// vouches for.
+    /// Opens the index as far as it can be believed, and says whether that is everything the resume
+    /// point vouches for.
     fn open_index(&self, checkpoint: &CheckpointFile) -> Result<(Arc<Index>, bool), OpenError> {
         let shape = IndexShape {
             slots: self.config.index_slots,
@@ -330,7 +331,8 @@ impl Opening<'_> {
             in_flight_from: if torn_possible { strict_from } else { u64::MAX },
             check_crc: self.config.check_crc_on_recover,
         };
-        // Of a cleanly closed store the last indexed record is indexed whole; after a crash perhaps not.
+        // Of a cleanly closed store the last indexed record is indexed whole; after a crash perhaps
+        // not.
         let mark = index
             .and_then(Index::mark)
             .map_or(0, |mark| mark.header.end_offset.max(0));
@@ -353,7 +355,7 @@ impl Opening<'_> {
         if rebuild.inner_batches > 0 {
             let count = rebuild.inner_batches;
             self.report.notes.push(format!(
-                "{count} records of batch queues (queue.type=BatchCQ) are kept in the log but cannot be read"
+                "{count} records of batch queues (BatchCQ) stay in the log but cannot be read"
             ));
         }
         self.report.scanned_bytes += found.end - from;
@@ -380,8 +382,8 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Removes files beyond the log's end and zeroes what stands behind it in its file: a later record could
-    /// bring it back to life.
+    /// Removes files beyond the log's end and zeroes what stands behind it in its file: a later
+    /// record could bring it back to life.
     fn cut_log(&mut self, found: &ScanEnd) -> Result<(), OpenError> {
         let end = found.end;
         for base in self.bases.iter().filter(|base| **base > end) {

@@ -1,7 +1,8 @@
 //! Reading messages: pulls from queues, single records, lookups by time and by key.
 //!
-//! What must always hold: bytes that are handed out are a whole record that stands at its own log offset;
-//! what came from disk has the body checksum it was stored with. A hot read touches no log file.
+//! What must always hold: bytes that are handed out are a whole record that stands at its own log
+//! offset; what came from disk has the body checksum it was stored with. A hot read touches no log
+//! file.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,7 +94,8 @@ pub struct Pulled {
 pub enum PullOutcome {
     /// Answered.
     Ready(Pulled),
-    /// Needs bytes that are no longer in memory: run [`StoreReader::pull_cold`] on the services thread.
+    /// Needs bytes that are no longer in memory: run [`StoreReader::pull_cold`] on the services
+    /// thread.
     Cold,
 }
 
@@ -115,7 +117,8 @@ pub trait PullFilter {
 
 impl PullFilter for TagFilter {
     fn matches_code(&self, tags_code: i64) -> bool {
-        // Below every hash: the address of an extension unit (docs/format.md, Extension file), which may match.
+        // Below every hash: the address of an extension unit (docs/format.md, "Consume queue
+        // entry"), which may match.
         tags_code < i64::from(i32::MIN) || self.matches(tags_code)
     }
 }
@@ -164,8 +167,8 @@ impl StoreReader {
         }
     }
 
-    /// Reads messages of `queue` from `offset` on into `out`, at most `max_count` (at least one is tried), from
-    /// memory alone (docs/behaviour.md, Reading a queue).
+    /// Reads messages of `queue` from `offset` on into `out`, at most `max_count` (at least one is
+    /// tried), from memory alone (docs/behaviour.md, "Reading a queue").
     pub fn pull(
         &mut self,
         queue: &Queue,
@@ -391,8 +394,8 @@ impl StoreReader {
         tracing::error!(offset, file = %file.display(), %problem, "damaged record is not served");
     }
 
-    /// Appends the record at log offset `offset` to `out`. False if no record begins there, or it is not in
-    /// the log any more or yet. May wait for the disk.
+    /// Appends the record at log offset `offset` to `out`. False if no record begins there, or it
+    /// is not in the log any more or yet. May wait for the disk.
     pub fn record(&mut self, offset: u64, out: &mut Vec<u8>) -> Result<bool, ReadError> {
         let Some(size) = self.size_at(offset)? else {
             return Ok(false);
@@ -470,7 +473,8 @@ struct PullRequest<'a> {
     cold: bool,
 }
 
-/// Bytes to read from disk at a time for an entry: much where the queue's next record is near, else little.
+/// Bytes to read from disk at a time for an entry: much where the queue's next record is near, else
+/// little.
 fn read_ahead(entry: ConsumeEntry, next: Option<&ConsumeEntry>) -> usize {
     let near = (SCAN_BYTES / 8) as u64;
     let dense = next.is_some_and(|next| next.physical_offset.saturating_sub(entry.end()) < near);

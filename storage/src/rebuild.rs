@@ -13,7 +13,8 @@ use crate::index_file::Index;
 use crate::queue_table::QueueTable;
 use crate::recovery::Scanned;
 
-/// Prefix of the queues that multi-dispatched messages enter besides their own; they have queue id 0.
+/// Prefix of the queues that multi-dispatched messages enter besides their own; they have queue id
+/// 0.
 const LIGHT_QUEUE_PREFIX: &str = "%LMQ%";
 
 /// What a former run knew of its queues: the end of each, by topic and queue id.
@@ -27,7 +28,8 @@ pub(crate) struct Rebuild<'a> {
     /// Records below this log offset are indexed already.
     pub(crate) indexed_to: u64,
     pub(crate) delay_levels_ms: &'a [u64],
-    /// Records below this log offset bring back no queue that is not in `known`: its topic was deleted.
+    /// Records below this log offset bring back no queue that is not in `known`: its topic was
+    /// deleted.
     pub(crate) known_below: u64,
     pub(crate) known: &'a KnownQueues,
     /// Queue entries made.

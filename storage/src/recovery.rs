@@ -1,8 +1,9 @@
-//! Where the log ends, and what stands in it up to there (docs/durability.md, Recovery).
+//! Where the log ends, and what stands in it up to there (docs/durability.md, "Crash recovery").
 //!
-//! A scan walks the records of a log nobody writes to. Two zones: below `strict_from` a damaged record is
-//! stepped over, since later records were acknowledged and a cut would lose them; from `strict_from` on, the
-//! first bytes that are no intact record end the log, for that is what a torn write looks like.
+//! A scan walks the records of a log nobody writes to. Two zones: below `strict_from` a damaged
+//! record is stepped over, since later records were acknowledged and a cut would lose them; from
+//! `strict_from` on, the first bytes that are no intact record end the log, for that is what a torn
+//! write looks like.
 
 use crate::error::{FileError, OpenError};
 use crate::format::record::{Decoded, Record, RecordError, decode};
@@ -22,7 +23,8 @@ pub struct ScanRange<'a> {
     pub from: u64,
     /// Log offset from which the first damage ends the log.
     pub strict_from: u64,
-    /// Log offset from which topic and properties are looked at too: the writes a crash can have torn.
+    /// Log offset from which topic and properties are looked at too: the writes a crash can have
+    /// torn.
     pub in_flight_from: u64,
     /// Whether body checksums are compared.
     pub check_crc: bool,
@@ -222,7 +224,8 @@ fn record_bytes(window: &mut LogWindow, at: u64, file_end: u64) -> Result<&[u8],
     Ok(bytes.unwrap_or(&[]))
 }
 
-/// The next position from `from` on, below `file_end`, where a record stands that says it belongs there.
+/// The next position from `from` on, below `file_end`, where a record stands that says it belongs
+/// there.
 fn next_record(window: &mut LogWindow, from: u64, file_end: u64) -> Result<Option<u64>, FileError> {
     let mut at = from;
     while at + 8 < file_end {
@@ -316,7 +319,8 @@ mod tests {
         names.collect()
     }
 
-    /// Scans what `bytes` make on disk: where it ends, and the offsets seen with whether they are damaged.
+    /// Scans what `bytes` make on disk: where it ends, and the offsets seen with whether they are
+    /// damaged.
     fn scan_bytes(bytes: &[u8], strict_from: u64) -> (ScanEnd, Vec<(u64, bool)>) {
         let dir = tempfile::tempdir().unwrap();
         let bases = write(dir.path(), bytes);
@@ -373,7 +377,8 @@ mod tests {
     #[test]
     fn torn_bytes_end_the_log_where_writes_can_be_torn() {
         let (bytes, places) = log(&[1000; 12]);
-        // Any one sector of the last three records lost: the log ends before the record it belongs to.
+        // Any one sector of the last three records lost: the log ends before the record it belongs
+        // to.
         for sector in (places[9] / 512 + 1)..(bytes.len() as u64 / 512) {
             let mut torn = bytes.clone();
             let from = sector as usize * 512;

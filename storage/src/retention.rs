@@ -1,8 +1,8 @@
-//! Which log files may go, and when appends must be refused (docs/operations.md, Retention).
+//! Which log files may go, and when appends must be refused.
 //!
-//! This half only decides; [`Store::retention_round`](crate::store::Store::retention_round) acts. What must
-//! always hold: the newest file never goes, nor one with records that are not dispatched yet; files go oldest
-//! first, so the log stays one piece.
+//! This half only decides; [`Store::retention_round`](crate::store::Store::retention_round) acts.
+//! What must always hold: the newest file never goes, nor one with records that are not dispatched
+//! yet; files go oldest first, so the log stays one piece.
 
 use std::io;
 use std::path::Path;

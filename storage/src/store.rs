@@ -1,11 +1,11 @@
 //! The store as the broker sees it.
 //!
-//! Opening takes the lock before it touches anything; closing makes everything durable and only then removes
-//! `abort`. A store that is dropped without being closed is left as a crash of the process would leave it,
-//! except that what was appended is finished.
+//! Opening takes the lock before it touches anything; closing makes everything durable and only
+//! then removes `abort`. A store that is dropped without being closed is left as a crash of the
+//! process would leave it, except that what was appended is finished.
 
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -16,23 +16,23 @@ use crate::append_queue::AppendPort;
 use crate::commit_log::LogStatus;
 use crate::config::StoreConfig;
 use crate::consume_queue::ConsumeQueueError;
-use crate::dispatch::{self, DispatchState, Dispatcher, WakeQueue, Waker, wake_queues};
+use crate::dispatch::{DispatchState, WakeQueue, Waker};
 use crate::error::{CloseError, FileError, OpenError, RetentionError};
-use crate::flusher::{Flusher, FlusherThread};
+use crate::flusher::FlusherThread;
 use crate::index_file::Index;
 use crate::layout::Layout;
 use crate::lock::StoreLock;
-use crate::log_window::LogWindow;
 use crate::mapped_file::sync_directory;
 use crate::metrics::WriteMetrics;
-use crate::opening::{Recovered, make_directories, make_directory, recover};
+use crate::opening::{make_directories, make_directory, recover};
 use crate::queue_table::{Queue, QueueTable};
 use crate::reader::{ReadShared, StoreReader};
 use crate::retention::{DiskUse, LogFileAge, RoundInput, plan};
 use crate::tail::{TailError, TailReaders};
 use crate::watermarks::Watermarks;
-use crate::writer::offsets::TableOffsets;
-use crate::writer::thread::{Connections, LogStart, RunningWriter, launch};
+use crate::writer::thread::RunningWriter;
+
+mod start;
 
 /// How long closing waits for what was appended to be written.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -133,8 +133,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store at `config.root`, creating and recovering what is needed. `ports` threads will append
-    /// and be woken; `waker` wakes them by number.
+    /// Opens the store at `config.root`, creating and recovering what is needed. `ports` threads
+    /// will append and be woken; `waker` wakes them by number.
     pub fn open(
         config: StoreConfig,
         ports: usize,
@@ -163,7 +163,7 @@ impl Store {
         let abort = layout.abort();
         File::create(&abort).map_err(FileError::at("create", &abort))?;
         sync_directory(layout.root()).map_err(FileError::at("sync", layout.root()))?;
-        start(config, layout, recovered, lock, ports, waker)
+        start::start(config, layout, recovered, lock, ports, waker)
     }
 
     /// The queue, if it exists.
@@ -255,8 +255,9 @@ impl Store {
         self.shared.damaged_reads.load(Ordering::Relaxed)
     }
 
-    /// One round of retention: deletes what is expired or must go, and sets or clears the disk-full state.
-    /// `manual` deletes expired files whatever the hour. Waits for the disk: not for a network core.
+    /// One round of retention: deletes what is expired or must go, and sets or clears the disk-full
+    /// state. `manual` deletes expired files whatever the hour. Waits for the disk: not for a
+    /// network core.
     pub fn retention_round(
         &self,
         now: SystemTime,
@@ -343,8 +344,8 @@ impl Store {
         Ok(())
     }
 
-    /// Finishes what was appended, makes everything durable and releases the directory. Later calls do
-    /// nothing.
+    /// Finishes what was appended, makes everything durable and releases the directory. Later calls
+    /// do nothing.
     pub fn close(&self) -> Result<(), CloseError> {
         self.closed.store(true, Ordering::SeqCst);
         let Some(mut running) = self.running().take() else {
@@ -390,115 +391,4 @@ fn join_dispatcher(thread: &mut Option<JoinHandle<()>>) -> Result<(), CloseError
         Some(Err(_)) => Err(CloseError::Thread("dispatcher")),
         _ => Ok(()),
     }
-}
-
-/// Starts the threads of a recovered store.
-fn start(
-    config: StoreConfig,
-    layout: Layout,
-    recovered: Recovered,
-    lock: StoreLock,
-    ports: usize,
-    waker: Arc<dyn Waker>,
-) -> Result<Opened, OpenError> {
-    let Recovered {
-        table,
-        index,
-        checkpoint,
-        log_min,
-        log_end,
-        last,
-        changed,
-        mut report,
-    } = recovered;
-    let watermarks = Arc::new(Watermarks::new(config.flush, log_end));
-    let dispatch = Arc::new(DispatchState::new(last));
-    let mut flusher = Flusher {
-        table: Arc::clone(&table),
-        index: Arc::clone(&index),
-        watermarks: Arc::clone(&watermarks),
-        dispatch: Arc::clone(&dispatch),
-        resume_path: layout.resume(),
-        checkpoint,
-        resume_bytes: config.resume_bytes,
-        resume_interval: config.resume_interval,
-        made: last,
-        made_at: Instant::now(),
-        candidate: None,
-    };
-    if changed {
-        flusher.make(last)?;
-    }
-    let (sender, receiver) = dispatch::channel(config.dispatch_queue_items);
-    let for_writer = Arc::clone(&waker);
-    let connections = Connections {
-        marks: Arc::clone(&watermarks),
-        queues: TableOffsets::new(Arc::clone(&table)),
-        dispatcher: sender,
-        wake: Box::new(move |port| for_writer.wake(port)),
-    };
-    let log_start = LogStart {
-        end: log_end,
-        last_store_timestamp: last.timestamp,
-    };
-    let (writer, append_ports) = launch(&config, ports, log_start, connections)?;
-    let (wakes, wake_queues) = wake_queues(ports, config.wake_queue_items, waker);
-    let dispatcher = Dispatcher {
-        receiver,
-        table: Arc::clone(&table),
-        index: config.message_index.then(|| Arc::clone(&index)),
-        watermarks: Arc::clone(&watermarks),
-        tail: writer.tail.reader()?,
-        window: LogWindow::new(layout.commit_log(), config.commit_log_file_size),
-        delay_levels_ms: config.delay_levels_ms.clone(),
-        wakes,
-        state: Arc::clone(&dispatch),
-        record: Vec::new(),
-        indexed: 0,
-    };
-    let dispatcher = std::thread::Builder::new()
-        .name("dispatcher".into())
-        .spawn(move || dispatcher.run())
-        .map_err(|source| OpenError::Thread {
-            name: "dispatcher",
-            source,
-        })?;
-    let flusher = FlusherThread::start(flusher)?;
-    let shared = Arc::new(ReadShared {
-        directory: layout.commit_log().to_path_buf(),
-        file_size: config.commit_log_file_size,
-        queue_file_size: config.queue_file_size(),
-        watermarks: Arc::clone(&watermarks),
-        min_log_offset: AtomicU64::new(log_min),
-        index: Arc::clone(&index),
-        damaged_reads: AtomicU64::new(0),
-    });
-    report.notes.extend(writer.plan.notes.iter().cloned());
-    let store = Arc::new(Store {
-        layout,
-        table,
-        index,
-        tail: writer.tail.clone(),
-        watermarks,
-        shared,
-        status: Arc::clone(&writer.status),
-        dispatch,
-        disk_full: AtomicBool::new(false),
-        closed: AtomicBool::new(false),
-        writing: writer.plan.summary(),
-        metrics: Arc::clone(&writer.metrics),
-        running: Mutex::new(Some(Running {
-            writer,
-            dispatcher: Some(dispatcher),
-            flusher,
-            _lock: lock,
-        })),
-        config,
-    });
-    Ok(Opened {
-        store,
-        ports: append_ports,
-        wakes: wake_queues,
-        report,
-    })
 }

@@ -21,8 +21,8 @@ pub enum TimeBoundary {
 }
 
 impl StoreReader {
-    /// Store time, in milliseconds, of the message at a queue offset; `None` if it cannot be read. May wait
-    /// for the disk.
+    /// Store time, in milliseconds, of the message at a queue offset; `None` if it cannot be read.
+    /// May wait for the disk.
     pub fn store_time(&mut self, queue: &Queue, offset: i64) -> Result<Option<i64>, ReadError> {
         let Some(entry) = queue.entry(offset)?.filter(|entry| !entry.is_pre_blank()) else {
             return Ok(None);
@@ -42,7 +42,8 @@ impl StoreReader {
         Ok(self.readable_from(queue, min, max)?.map(|(_, time)| time))
     }
 
-    /// The queue offset that stands for a time (docs/behaviour.md, Offset by time). May wait for the disk.
+    /// The queue offset that stands for a time (docs/behaviour.md, "Reading a queue"). May wait for
+    /// the disk.
     pub fn offset_by_time(
         &mut self,
         queue: &Queue,
@@ -63,7 +64,8 @@ impl StoreReader {
         }
     }
 
-    /// First offset of `[low, high)` whose store time is at or after `time_ms`; `high` if there is none.
+    /// First offset of `[low, high)` whose store time is at or after `time_ms`; `high` if there is
+    /// none.
     fn first_at_or_after(
         &mut self,
         queue: &Queue,
@@ -96,8 +98,8 @@ impl StoreReader {
         Ok(None)
     }
 
-    /// Apache 4.9's search: within the first queue file that reaches the time, the middle that hits exactly,
-    /// else the nearer neighbour.
+    /// Apache 4.9's search: within the first queue file that reaches the time, the middle that hits
+    /// exactly, else the nearer neighbour.
     fn nearest(
         &mut self,
         queue: &Queue,
@@ -137,8 +139,9 @@ impl StoreReader {
         })
     }
 
-    /// Log offsets, ascending, of at most `max` messages of `topic` that may have `key` and were stored within
-    /// `[begin_ms, end_ms]`. Hash collisions are among them: compare the key after reading the record.
+    /// Log offsets, ascending, of at most `max` messages of `topic` that may have `key` and were
+    /// stored within `[begin_ms, end_ms]`. Hash collisions are among them: compare the key after
+    /// reading the record.
     pub fn query_index(
         &mut self,
         topic: &str,

@@ -1,5 +1,5 @@
-//! Crashes and lost files: whatever the log holds is readable afterwards, no offset is given twice, and nothing
-//! torn comes back.
+//! Crashes and lost files: whatever the log holds is readable afterwards, no offset is given twice,
+//! and nothing torn comes back.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;

@@ -1,5 +1,5 @@
-//! Stores that Apache RocketMQ 4.9.7 and 5.3.3 wrote, whole and damaged, opened and compared with what Apache
-//! itself reports after opening them.
+//! Stores that Apache RocketMQ 4.9.7 and 5.3.3 wrote, whole and damaged, opened and compared with
+//! what Apache itself reports after opening them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -112,7 +112,8 @@ fn check_times(golden: &Golden, store: &Store) {
             let Some(queue) = store.queue(topic, id.parse().expect("id")) else {
                 continue;
             };
-            // With several files Apache chooses one by modification time, or reports an outdated range.
+            // With several files Apache chooses one by modification time, or reports an outdated
+            // range.
             let range = (queue.min_offset(), queue.max_offset());
             let theirs = &reported["queues"][name];
             if queue.max_offset() > 100 || theirs[0] != range.0 || theirs[1] != range.1 {

@@ -1,4 +1,5 @@
-//! A real SIGKILL in the middle of appending: whatever was acknowledged is there afterwards, whole and in order.
+//! A real SIGKILL in the middle of appending: whatever was acknowledged is there afterwards, whole
+//! and in order.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -55,7 +56,8 @@ fn appends_until_it_is_killed() {
     }
 }
 
-/// Runs the appending process, kills it after `after` acknowledgements and returns the last one read.
+/// Runs the appending process, kills it after `after` acknowledgements and returns the last one
+/// read.
 fn kill_after(root: &Path, flush: FlushMode, after: usize) -> i64 {
     let program = std::env::current_exe().expect("this program");
     let mut command = Command::new(program);

@@ -1,5 +1,5 @@
-//! The store as a whole: directories written by Apache's brokers, its own across restarts and crashes, and
-//! readers beside writers.
+//! The store as a whole: directories written by Apache's brokers, its own across restarts and
+//! crashes, and readers beside writers.
 
 mod crash;
 mod golden;

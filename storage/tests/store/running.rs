@@ -1,4 +1,5 @@
-//! A running store: appends become readable, in order and once; closing and opening changes nothing.
+//! A running store: appends become readable, in order and once; closing and opening changes
+//! nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -246,8 +246,8 @@ pub fn wait_dispatched(store: &Store, end: u64) {
     }
 }
 
-/// Appends messages `from..to` to four queues of `topic`, in turn: body `topic-number` and some padding, key
-/// `key-number`, tag `t<number % 3>`.
+/// Appends messages `from..to` to four queues of `topic`, in turn: body `topic-number` and some
+/// padding, key `key-number`, tag `t<number % 3>`.
 pub fn fill(store: &Store, sender: &mut Sender, topic: &str, numbers: std::ops::Range<u32>) {
     let mut end = 0;
     let mut pushed = 0;
@@ -279,8 +279,8 @@ pub fn body_of(topic: &str, number: u32) -> String {
     format!("{topic}-{number}-{padding}")
 }
 
-/// Checks that the four queues of `topic` hold exactly the messages `0..count` of `fill`, each where its
-/// record says.
+/// Checks that the four queues of `topic` hold exactly the messages `0..count` of `fill`, each
+/// where its record says.
 pub fn check_filled(store: &Store, topic: &str, count: u32) {
     let mut reader = store.reader().expect("reader");
     for queue_id in 0..4.min(count) {
