@@ -342,6 +342,8 @@ impl Protocol for Core {
     }
 
     fn end_of_pass(&mut self) {
+        let counters = self.broker.stats.thread(self.index);
+        counters.set_waiting(self.pulls.parked(), self.sends.in_flight());
         self.sends.submit();
     }
 

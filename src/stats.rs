@@ -5,7 +5,7 @@
 //! per second ([`Stats::tick`]); everything else is computed from the samples when it is asked for.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -35,9 +35,28 @@ pub struct Counters {
     missed: AtomicU64,
     got_messages: AtomicU64,
     got_bytes: AtomicU64,
+    /// Gauges, set once per pass.
+    parked: AtomicUsize,
+    in_flight: AtomicUsize,
 }
 
 impl Counters {
+    /// Tells how many pulls wait, and how many sends are on their way to the disk.
+    pub fn set_waiting(&self, parked: usize, in_flight: usize) {
+        self.parked.store(parked, Ordering::Relaxed);
+        self.in_flight.store(in_flight, Ordering::Relaxed);
+    }
+
+    /// Pulls that wait for a message.
+    pub fn parked(&self) -> usize {
+        self.parked.load(Ordering::Relaxed)
+    }
+
+    /// Sends on their way to the disk.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
     /// Counts acknowledged messages and the bytes of their records.
     pub fn put(&self, messages: u64, bytes: u64) {
         self.put_messages.fetch_add(messages, Ordering::Relaxed);

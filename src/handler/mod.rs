@@ -14,6 +14,7 @@ pub mod properties;
 pub mod pull;
 pub mod pull_checks;
 pub mod query;
+pub mod relay;
 pub mod reset;
 pub mod runtime;
 pub mod send;
@@ -134,6 +135,8 @@ fn admin_request(broker: &Broker, request: &Request<'_>) -> Answer {
         request::GET_PRODUCER_CONNECTION_LIST => connections::producers(broker, request),
         request::GET_ALL_PRODUCER_INFO => connections::all_producers(broker, request),
         request::INVOKE_BROKER_TO_RESET_OFFSET => reset::reset(broker, request),
+        request::GET_CONSUMER_RUNNING_INFO => relay::running_info(broker, request),
+        request::CONSUME_MESSAGE_DIRECTLY => relay::consume_directly(broker, request),
         request::CLEAN_EXPIRED_CONSUMEQUEUE => housekeeping::clean_queues(),
         request::DELETE_EXPIRED_COMMITLOG => housekeeping::delete_log(),
         request::CLEAN_UNUSED_TOPIC => housekeeping::clean_topics(),

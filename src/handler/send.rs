@@ -123,7 +123,12 @@ impl Sends {
         self.port.submit();
     }
 
-    /// Whether nothing is in flight.
+    /// Sends that the writer has not answered.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Whether every send was answered.
     pub fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
     }

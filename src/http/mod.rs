@@ -1,36 +1,81 @@
-//! HTTP on the control thread: health for now.
+//! HTTP on the control thread: health and metrics (docs/operations.md, Health and metrics).
+
+mod limited;
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use saturnmq_storage::store::StoreState;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
 use crate::broker::Broker;
+use crate::metrics;
+use limited::LimitedListener;
+
+const HOME: &str = "\
+SaturnMQ
+/healthz  the process serves
+/readyz   messages are taken and state files can be written
+/metrics  OpenMetrics
+";
+
+#[derive(Clone)]
+struct Pages {
+    broker: Arc<Broker>,
+    /// One scrape at a time: each reads everything.
+    scrapes: Arc<Semaphore>,
+}
 
 /// Serves HTTP on `listener` for the life of the runtime.
 pub async fn serve(broker: Arc<Broker>, listener: TcpListener) {
     let routes = Router::new()
-        .route("/healthz", get(health))
-        .with_state(broker);
-    if let Err(error) = axum::serve(listener, routes).await {
+        .route("/", get(async || HOME))
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(scrape))
+        .with_state(Pages {
+            broker,
+            scrapes: Arc::new(Semaphore::new(1)),
+        });
+    if let Err(error) = axum::serve(LimitedListener::new(listener), routes).await {
         tracing::error!("HTTP ends: {error}");
     }
 }
 
 /// 200 while messages are taken and state files can be written; 503 and the reason otherwise.
-async fn health(State(broker): State<Arc<Broker>>) -> (StatusCode, String) {
-    let state = broker.store.state();
-    if !state.is_writable() {
-        return (
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("the store takes no messages: {state:?}\n"),
-        );
-    }
-    match broker.persist.failures().first() {
-        Some(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
+async fn ready(State(pages): State<Pages>) -> (StatusCode, String) {
+    match not_ready(&pages.broker) {
         None => (StatusCode::OK, "ok\n".to_string()),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+    }
+}
+
+fn not_ready(broker: &Broker) -> Option<String> {
+    let reason = match broker.store.state() {
+        StoreState::Writable => {
+            return broker.persist.failures().first().map(ToString::to_string);
+        }
+        StoreState::DiskFull => "the disk is full".to_owned(),
+        StoreState::DispatchFault(why) => format!("consume queues cannot be written: {why}"),
+        StoreState::ReadOnly(why) => format!("the log cannot be written until a restart: {why}"),
+        StoreState::Closed => "the store is closed".to_owned(),
+    };
+    Some(format!("no messages are taken: {reason}"))
+}
+
+async fn scrape(State(pages): State<Pages>) -> Response {
+    let Ok(_one) = pages.scrapes.acquire().await else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    // With many topics this takes a while; the control thread goes on meanwhile.
+    let broker = pages.broker;
+    match tokio::task::spawn_blocking(move || metrics::text(&broker)).await {
+        Ok(Ok(text)) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        _ => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
