@@ -250,6 +250,15 @@ pub enum CoreMessage {
         /// Who waits for the answer.
         slot: ReplySlot,
     },
+    /// The same, but `slot` gets `confirm` when the client says 0, else the question's `late`.
+    Confirm {
+        /// The question.
+        ask: Ask,
+        /// Who waits for the answer.
+        slot: ReplySlot,
+        /// The answer once the client has confirmed.
+        confirm: Reply,
+    },
     /// Close the connection (expired registration, administration).
     Close {
         /// The connection.

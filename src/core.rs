@@ -256,7 +256,13 @@ impl Core {
                 append(io, conn, &frame);
             }
             CoreMessage::Push { conn, frame } => append(io, conn, &frame),
-            CoreMessage::Ask { ask, slot } => self.asked.put(&self.broker.cores, ask, slot, io),
+            CoreMessage::Ask { ask, slot } => {
+                self.asked.put(&self.broker.cores, ask, (slot, None), io);
+            }
+            CoreMessage::Confirm { ask, slot, confirm } => {
+                let waiting = (slot, Some(confirm));
+                self.asked.put(&self.broker.cores, ask, waiting, io);
+            }
             CoreMessage::Close { conn } => io.close(conn),
         }
     }

@@ -9,7 +9,7 @@ use saturnmq_net::driver::{ConnectionId, Outbox};
 use saturnmq_net::encode::Encoder;
 use saturnmq_net::frame::Codec;
 
-use crate::answer::{Ask, CoreDirectory, CoreMessage, Reply, ReplySlot};
+use crate::answer::{Ask, CoreDirectory, CoreMessage, Reply, ReplySlot, SUCCESS};
 use crate::handler::client::next_opaque;
 
 /// Most questions open on one core; each belongs to a request that some core admitted.
@@ -17,6 +17,7 @@ const MAX_OPEN: usize = 4096;
 
 struct Open {
     slot: ReplySlot,
+    confirm: Option<Reply>,
     deadline: Instant,
     late: Reply,
 }
@@ -28,35 +29,31 @@ pub struct Questions {
 }
 
 impl Questions {
-    /// Sends a question to a client of this core.
-    pub fn put(&mut self, cores: &CoreDirectory, ask: Ask, slot: ReplySlot, io: &mut Outbox) {
-        let Ask {
-            channel,
-            code,
-            fields,
-            body,
-            timeout,
-            late,
-        } = ask;
+    /// Sends a question to a client of this core, for whoever waits at the slot.
+    pub fn put(
+        &mut self,
+        cores: &CoreDirectory,
+        ask: Ask,
+        (slot, confirm): (ReplySlot, Option<Reply>),
+        io: &mut Outbox,
+    ) {
         let room = self.open.len() < MAX_OPEN;
-        let Some(out) = io.buffer(channel.conn).filter(|_| room) else {
-            return settle(cores, slot, late);
+        let Some(out) = io.buffer(ask.channel.conn).filter(|_| room) else {
+            return settle(cores, slot, ask.late);
         };
         let opaque = next_opaque();
-        let mut encoder = Encoder::request(out, Codec::Json, code, opaque, false);
-        for (name, value) in &fields {
+        let mut encoder = Encoder::request(out, Codec::Json, ask.code, opaque, false);
+        for (name, value) in &ask.fields {
             encoder.field_str(name, value);
         }
-        encoder.body(&body);
-        let deadline = Instant::now() + timeout;
-        self.open.insert(
-            (channel.conn, opaque),
-            Open {
-                slot,
-                deadline,
-                late,
-            },
-        );
+        encoder.body(&ask.body);
+        let open = Open {
+            slot,
+            confirm,
+            deadline: Instant::now() + ask.timeout,
+            late: ask.late,
+        };
+        self.open.insert((ask.channel.conn, opaque), open);
     }
 
     /// Relays a client's answer; answers to nothing are ignored.
@@ -64,11 +61,15 @@ impl Questions {
         let Some(open) = self.open.remove(&(conn, answer.opaque)) else {
             return;
         };
-        let reply = Reply {
-            code: answer.code,
-            remark: answer.remark.map(|remark| remark.to_owned().into()),
-            fields: Vec::new(),
-            body: answer.body.to_vec(),
+        let reply = match open.confirm {
+            Some(confirm) if answer.code == SUCCESS => confirm,
+            Some(_) => open.late,
+            None => Reply {
+                code: answer.code,
+                remark: answer.remark.map(|remark| remark.to_owned().into()),
+                fields: Vec::new(),
+                body: answer.body.to_vec(),
+            },
         };
         settle(cores, open.slot, reply);
     }

@@ -1,4 +1,4 @@
-//! What a consumer wants of a topic, and the filter made from it (docs/behaviour.md, Tag filter).
+//! What a consumer wants of a topic, and the filter made from it (docs/behaviour.md, Filters).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Delivery of delayed messages (docs/behaviour.md, Delay levels).
+//! Delivery of delayed messages (docs/behaviour.md, Delayed messages).
 //!
 //! Each level has a queue of its own in the schedule topic, in order of delivery time. Per level
 //! the messages that are due are appended to their real topics, a window of them at a time, in

@@ -17,6 +17,7 @@ pub mod query;
 pub mod relay;
 pub mod reset;
 pub mod runtime;
+pub mod reply;
 pub mod send;
 pub mod send_checks;
 pub mod sendback;
@@ -105,6 +106,9 @@ fn broker_request(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> An
         request::LOCK_BATCH_MQ => lock::lock(&core.broker, request),
         request::UNLOCK_BATCH_MQ => lock::unlock(&core.broker, request),
         request::CONSUMER_SEND_MSG_BACK => sendback::send_back(&core.broker, request),
+        request::SEND_REPLY_MESSAGE | request::SEND_REPLY_MESSAGE_V2 => {
+            reply::reply(&core.broker, request)
+        }
         request::END_TRANSACTION => transactions_are_not_supported(),
         _ => admin_request(&core.broker, request),
     }

@@ -1,5 +1,5 @@
 //! Pulls: requests 11 and 361, and everything that waits for messages
-//! (docs/behaviour.md, Pulling).
+//! (docs/behaviour.md, Reading a queue).
 //!
 //! Bodies are gathered straight into the connection's out buffer. A pull that finds nothing is
 //! parked: first the core watches the queue, then it looks once more, so that no message slips in

@@ -1,4 +1,4 @@
-//! Messages by key and by place: requests 12 and 33 (docs/behaviour.md, Querying messages).
+//! Messages by key and by place: requests 12 and 33 (docs/behaviour.md, Queries).
 
 use saturnmq_net::messages::query::{QueryMessage, ViewMessage};
 use saturnmq_storage::index_file::IndexHits;

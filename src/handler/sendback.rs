@@ -1,5 +1,5 @@
 //! Messages that a consumer could not process: request 36 (docs/behaviour.md, Retry and dead
-//! letter). The message is read and its copy appended on the services thread.
+//! letters). The message is read and its copy appended on the services thread.
 
 use std::sync::Arc;
 

@@ -145,3 +145,61 @@ fn committed_offsets_are_kept_over_a_restart() {
     let mut talk = Talk::to(running.address("broker"));
     assert_eq!(talk.ask(14, &queue, b"").number("offset"), 1);
 }
+
+/// Answers a request of the broker with `code`.
+fn respond(talk: &mut Talk, to: &Arrived, code: i32) {
+    let mut out = Vec::new();
+    let to = saturnmq_net::command::ReplyTo {
+        codec: Codec::Json,
+        opaque: to.opaque,
+        oneway: false,
+        version: 399,
+        code: to.code,
+    };
+    Encoder::response(&mut out, to, code, None).finish();
+    talk.send_bytes(&out);
+}
+
+#[test]
+fn a_reply_reaches_the_producer_that_waits_for_it() {
+    let (running, _dir) = broker(&["--cores", "2"]);
+    let mut requester = Talk::to(running.address("broker"));
+    let mut replier = Talk::to(running.address("broker"));
+    let topic = "DefaultCluster_REPLY_TOPIC";
+    let properties = |client: &str| {
+        format!("MSG_TYPE\u{1}reply\u{2}REPLY_TO_CLIENT\u{1}{client}\u{2}CORRELATION_ID\u{1}c")
+    };
+    assert_eq!(
+        requester
+            .ask(34, &[], &heartbeat("asker", "g", &[], 1))
+            .code,
+        0
+    );
+    for (code, expected) in [(0, 0), (1, 1)] {
+        let text = properties("asker");
+        let opaque = replier.request(325, &send_fields(topic, "0", &text, "false"), b"answer");
+        let pushed = requester.pushed(326);
+        assert_eq!(pushed.body, b"answer");
+        assert!(
+            pushed.ext["properties"].contains("CORRELATION_ID\u{1}c"),
+            "{pushed:?}"
+        );
+        respond(&mut requester, &pushed, code);
+        let answer = replier.answer(opaque);
+        assert_eq!(answer.code, expected, "{answer:?}");
+        assert!(answer.ext.contains_key("TRACE_ON"), "{answer:?}");
+    }
+    let text = properties("nobody");
+    let answer = replier.ask(325, &send_fields(topic, "0", &text, "false"), b"answer");
+    assert_eq!(answer.code, 1);
+    assert!(
+        answer.remark.contains("channel of <nobody> not found"),
+        "{answer:?}"
+    );
+    let stored = replier.pull(&Pull::of(topic, 0));
+    assert_eq!(
+        records(&stored.body).len(),
+        3,
+        "replies are stored whatever became of the push"
+    );
+}
