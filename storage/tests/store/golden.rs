@@ -97,7 +97,9 @@ fn check_messages(golden: &Golden, store: &Store) {
     }
 }
 
-fn check_times(golden: &Golden, store: &Store) {
+/// Compares the offsets of Apache's time probes; how many.
+fn check_times(golden: &Golden, store: &Store) -> usize {
+    let mut compared = 0;
     for (version, boundary) in [
         ("4.9.7", TimeBoundary::Nearest),
         ("5.3.3", TimeBoundary::Lower),
@@ -129,12 +131,16 @@ fn check_times(golden: &Golden, store: &Store) {
                     "{} {version} {name} at {time}",
                     golden.name
                 );
+                compared += 1;
             }
         }
     }
+    compared
 }
 
-fn check_keys(golden: &Golden, store: &Store) {
+/// Looks for everything Apache's key probes found; how much that is.
+fn check_keys(golden: &Golden, store: &Store) -> usize {
+    let mut compared = 0;
     let mut reader = store.reader().expect("reader");
     for probe in expected(golden)["keys"].as_array().into_iter().flatten() {
         let (topic, key) = (
@@ -149,8 +155,10 @@ fn check_keys(golden: &Golden, store: &Store) {
                 "{}: {topic} {key} at {place}: {found:?}",
                 golden.name
             );
+            compared += 1;
         }
     }
+    compared
 }
 
 /// Places of the records that really have the key.
@@ -175,10 +183,12 @@ fn found_by_key(reader: &mut StoreReader, topic: &str, key: &str) -> Vec<u64> {
 
 #[test]
 fn apaches_stores_open_with_everything_apache_finds_in_them() {
+    let (mut stores, mut times, mut keys) = (0, 0, 0);
     for name in names() {
         if REFUSED.contains(&name.as_str()) || name.starts_with("batchcq") {
             continue;
         }
+        stores += 1;
         let golden = unpack(&name);
         let opened = open(&golden.config).unwrap_or_else(|error| panic!("{name}: {error}"));
         let store = opened.store;
@@ -186,8 +196,8 @@ fn apaches_stores_open_with_everything_apache_finds_in_them() {
         assert_eq!(store.watermarks().appended(), max, "{name}: log end");
         assert_eq!(ranges(&store), expected_ranges(&golden), "{name}");
         check_messages(&golden, &store);
-        check_times(&golden, &store);
-        check_keys(&golden, &store);
+        times += check_times(&golden, &store);
+        keys += check_keys(&golden, &store);
         store
             .close()
             .unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -196,6 +206,41 @@ fn apaches_stores_open_with_everything_apache_finds_in_them() {
             "{name}: closed cleanly"
         );
     }
+    assert!(
+        stores > 50 && times > 2000 && keys > 3000,
+        "compared {stores} stores, {times} times, {keys} keys"
+    );
+}
+
+#[test]
+fn batch_queues_of_apache_5_stay_in_the_log_and_are_spoken_of() {
+    let golden = unpack("batchcq-clean-5.3.3");
+    let opened = open(&golden.config).expect("open");
+    assert_eq!(opened.report.log_end, 3150);
+    assert!(ranges(&opened.store).is_empty());
+    let notes = opened.report.notes.join("\n");
+    assert!(notes.contains("5 records of batch queues"), "{notes}");
+    opened.store.close().expect("close");
+}
+
+#[test]
+fn a_damaged_record_is_reported_with_its_place_and_never_served() {
+    let golden = unpack("crc-old-file-clean-4.9.7");
+    let opened = open(&golden.config).expect("open");
+    assert_eq!(opened.report.damaged_records, 1);
+    let mut reader = opened.store.reader().expect("reader");
+    let mut out = Vec::new();
+    let error = reader
+        .record(942, &mut out)
+        .expect_err("damaged")
+        .to_string();
+    assert!(
+        error.contains("942") && error.contains("00000000000000000000"),
+        "{error}"
+    );
+    assert!(out.is_empty());
+    assert_eq!(opened.store.damaged_reads(), 1);
+    opened.store.close().expect("close");
 }
 
 #[test]
