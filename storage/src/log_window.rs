@@ -98,6 +98,12 @@ impl LogWindow {
             .and_then(|memory| memory.as_mut_slice().get(from..from + size)))
     }
 
+    /// Closes the files below log offset `log_min`: an open file keeps its space after it is deleted.
+    pub fn close_below(&mut self, log_min: u64) {
+        self.files
+            .retain(|file| file.base + self.file_size > log_min);
+    }
+
     /// Forgets what is held, when files may have changed below it.
     pub fn forget(&mut self) {
         self.filled = 0;

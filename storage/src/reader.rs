@@ -380,12 +380,20 @@ impl StoreReader {
         Ok(found)
     }
 
-    fn window_limits(&self) -> WindowLimits {
+    fn window_limits(&mut self) -> WindowLimits {
+        self.release_expired();
         let marks = &self.shared.watermarks;
         WindowLimits {
             end: marks.acknowledged(),
             active_base: self.window.base_of(marks.written()),
         }
+    }
+
+    /// Closes log files that retention has removed meanwhile, so that their space is free. Cold reads
+    /// do this too; call it after a retention round on a reader that may rest long.
+    pub fn release_expired(&mut self) {
+        let log_min = self.shared.min_log_offset.load(Ordering::SeqCst);
+        self.window.close_below(log_min);
     }
 
     fn report_damage(&self, offset: u64, problem: &RecordError) {

@@ -449,6 +449,23 @@ fn times_find_their_offsets() {
     opened.store.close().expect("close");
 }
 
+/// Log files below file number `limit` that this process has open, deleted ones too.
+fn open_files_below(commit_log: &std::path::Path, limit: u64) -> usize {
+    let descriptors = std::fs::read_dir("/proc/self/fd").expect("descriptors");
+    let targets = descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    let old = |target: &std::path::PathBuf| {
+        let name = target
+            .strip_prefix(commit_log)
+            .ok()
+            .and_then(|name| name.to_str());
+        let base = name
+            .and_then(|name| name.get(..20))
+            .and_then(|base| base.parse::<u64>().ok());
+        base.is_some_and(|base| base / 262_144 < limit)
+    };
+    targets.filter(old).count()
+}
+
 #[test]
 fn expired_log_files_go_with_their_entries_and_nothing_else() {
     let dir = tempfile::tempdir().expect("temporary directory");
@@ -461,6 +478,9 @@ fn expired_log_files_go_with_their_entries_and_nothing_else() {
     let files_before = opened.store.watermarks().appended() / config.commit_log_file_size;
     assert!(files_before >= 4);
     let now = SystemTime::now();
+    let mut old_reader = opened.store.reader().expect("reader");
+    assert!(old_reader.record(0, &mut Vec::new()).expect("read"));
+    assert!(open_files_below(&config.root.join("commitlog"), files_before) > 0);
     let nothing = opened.store.retention_round(now, true).expect("round");
     assert_eq!(nothing.deleted_log_files, 0);
     let later = now + Duration::from_secs(73 * 3600);
@@ -487,6 +507,12 @@ fn expired_log_files_go_with_their_entries_and_nothing_else() {
     let mut out = Vec::new();
     let mut reader = opened.store.reader().expect("reader");
     assert!(!reader.record(0, &mut out).expect("read"));
+    old_reader.release_expired();
+    drop(reader);
+    assert_eq!(
+        open_files_below(&config.root.join("commitlog"), files_before),
+        0
+    );
     opened.store.close().expect("close");
     let again = open(&config).expect("open");
     assert_eq!(again.store.min_log_offset(), log_min);
