@@ -166,7 +166,7 @@ pub enum Answer {
     /// Run on the services thread; the job answers through its slot, possibly after an append.
     Work(WorkJob),
     /// Ask another client; its code, remark and body are the answer.
-    Ask(Ask),
+    Ask(Box<Ask>),
     /// The append queue is full: consume nothing, offer the frame again after the next pass.
     Stall,
 }
@@ -246,18 +246,18 @@ pub enum CoreMessage {
     /// Ask a client of this core something, and send what it says to `slot`.
     Ask {
         /// The question.
-        ask: Ask,
+        ask: Box<Ask>,
         /// Who waits for the answer.
         slot: ReplySlot,
     },
     /// The same, but `slot` gets `confirm` when the client says 0, else the question's `late`.
     Confirm {
         /// The question.
-        ask: Ask,
+        ask: Box<Ask>,
         /// Who waits for the answer.
         slot: ReplySlot,
         /// The answer once the client has confirmed.
-        confirm: Reply,
+        confirm: Box<Reply>,
     },
     /// Close the connection (expired registration, administration).
     Close {

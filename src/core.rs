@@ -183,7 +183,7 @@ impl Core {
     }
 
     /// Passes a question on to the core of the client that is asked.
-    fn ask_elsewhere(&mut self, ask: Ask, slot: ReplySlot, io: &mut Outbox) {
+    fn ask_elsewhere(&mut self, ask: Box<Ask>, slot: ReplySlot, io: &mut Outbox) {
         let core = ask.channel.core;
         if let Err(CoreMessage::Ask { ask, .. }) =
             self.broker.cores.post(core, CoreMessage::Ask { ask, slot })
@@ -257,11 +257,11 @@ impl Core {
             }
             CoreMessage::Push { conn, frame } => append(io, conn, &frame),
             CoreMessage::Ask { ask, slot } => {
-                self.asked.put(&self.broker.cores, ask, (slot, None), io);
+                self.asked.put(&self.broker.cores, *ask, (slot, None), io);
             }
             CoreMessage::Confirm { ask, slot, confirm } => {
-                let waiting = (slot, Some(confirm));
-                self.asked.put(&self.broker.cores, ask, waiting, io);
+                let waiting = (slot, Some(*confirm));
+                self.asked.put(&self.broker.cores, *ask, waiting, io);
             }
             CoreMessage::Close { conn } => io.close(conn),
         }

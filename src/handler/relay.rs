@@ -44,7 +44,7 @@ pub fn running_info(broker: &Broker, request: &Request<'_>) -> Answer {
     };
     let (group, client_id) = (asked.consumer_group, asked.client_id);
     match member(broker, group, client_id) {
-        Ok(member) => Answer::Ask(Ask {
+        Ok(member) => Answer::Ask(Box::new(Ask {
             channel: member.channel,
             code: code::GET_CONSUMER_RUNNING_INFO,
             fields: vec![
@@ -55,7 +55,7 @@ pub fn running_info(broker: &Broker, request: &Request<'_>) -> Answer {
             body: Vec::new(),
             timeout: PATIENCE,
             late: late(group, client_id),
-        }),
+        })),
         Err(reply) => reply.into(),
     }
 }
@@ -128,10 +128,13 @@ fn ask_with_record(services: &mut ServiceContext, slot: ReplySlot, mut ask: Ask,
         Ok(true) => {
             let core = ask.channel.core;
             // Given back only when that core has ended: the broker stops.
-            let _ = services
-                .broker
-                .cores
-                .post(core, CoreMessage::Ask { ask, slot });
+            let _ = services.broker.cores.post(
+                core,
+                CoreMessage::Ask {
+                    ask: Box::new(ask),
+                    slot,
+                },
+            );
         }
         Ok(false) => {
             let remark = format!("can not find message by the offset, {offset}");

@@ -137,15 +137,15 @@ fn push(services: &ServiceContext, slot: ReplySlot, taken: &Taken, stored: Optio
         return services.reply(slot, answer(broker, taken, stored, Some(remark)));
     };
     let failed = format!("push reply message to {client}fail.");
-    let ask = Ask {
+    let ask = Box::new(Ask {
         channel: member.channel,
         code: codes::PUSH_REPLY_MESSAGE_TO_CLIENT,
         fields: fields(broker, taken, &scan),
         body: taken.body.clone(),
         timeout: PATIENCE,
         late: answer(broker, taken, stored, Some(failed)),
-    };
-    let confirm = answer(broker, taken, stored, None);
+    });
+    let confirm = Box::new(answer(broker, taken, stored, None));
     let message = CoreMessage::Confirm { ask, slot, confirm };
     if let Err(CoreMessage::Confirm { ask, .. }) = broker.cores.post(member.channel.core, message) {
         services.reply(slot, ask.late);
