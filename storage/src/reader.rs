@@ -408,6 +408,9 @@ impl StoreReader {
         let Some(size) = self.size_at(offset)? else {
             return Ok(false);
         };
+        if !self.is_acknowledged(offset, size) {
+            return Ok(false);
+        }
         let before = out.len();
         let found = if self.tail.copy(offset, size, out) {
             check_copied(&out[before..], offset, true)
@@ -449,9 +452,17 @@ impl StoreReader {
             .filter(|size| in_place && known && *size > HEAD_BYTES))
     }
 
+    /// Whether these bytes are beyond what a crash can take back. The tail holds more than that.
+    fn is_acknowledged(&self, offset: u64, size: usize) -> bool {
+        let end = offset.checked_add(size as u64);
+        end.is_some_and(|end| end <= self.shared.watermarks.acknowledged())
+    }
+
     /// The first bytes of what stands at a log offset within the readable log.
     fn head(&mut self, offset: u64) -> Result<Option<[u8; HEAD_BYTES]>, ReadError> {
-        if offset < self.shared.min_log_offset.load(Ordering::SeqCst) {
+        if offset < self.shared.min_log_offset.load(Ordering::SeqCst)
+            || !self.is_acknowledged(offset, HEAD_BYTES)
+        {
             return Ok(None);
         }
         let mut head = [0; HEAD_BYTES];

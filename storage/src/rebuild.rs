@@ -7,6 +7,7 @@ use crate::dispatch::entry_tags_code;
 use crate::error::OpenError;
 use crate::format::consume_entry::ConsumeEntry;
 use crate::format::message::sys_flag;
+use crate::format::names::is_directory_name;
 use crate::format::properties::names;
 use crate::format::record::Record;
 use crate::index_file::Index;
@@ -16,6 +17,8 @@ use crate::recovery::Scanned;
 /// Prefix of the queues that multi-dispatched messages enter besides their own; they have queue id
 /// 0.
 const LIGHT_QUEUE_PREFIX: &str = "%LMQ%";
+/// Queue offsets from here on are damage: file names could not hold their positions.
+const QUEUE_OFFSET_END: i64 = i64::MAX / 1024;
 
 /// What a former run knew of its queues: the end of each, by topic and queue id.
 pub(crate) type KnownQueues = HashMap<String, HashMap<i32, i64>>;
@@ -78,6 +81,11 @@ impl Rebuild<'_> {
         queue_offset: i64,
         entry: ConsumeEntry,
     ) -> Result<(), OpenError> {
+        // Neither has a checksum: damage here costs this entry, not the start of the broker.
+        if !is_directory_name(topic) || !(0..QUEUE_OFFSET_END).contains(&queue_offset) {
+            tracing::warn!(topic, queue_id, queue_offset, "no place for such an entry");
+            return Ok(());
+        }
         let known = || {
             self.known
                 .get(topic)
@@ -88,9 +96,6 @@ impl Rebuild<'_> {
             None if entry.physical_offset < self.known_below && !known() => return Ok(()),
             None => self.table.get_or_create(topic, queue_id),
         };
-        if queue_offset < 0 {
-            return Ok(());
-        }
         match queue.append_in_place(queue_offset, entry)? {
             Placed::Duplicate => {}
             Placed::Appended => self.entries += 1,
@@ -102,7 +107,8 @@ impl Rebuild<'_> {
         Ok(())
     }
 
-    /// The further queues a message was dispatched to, with its offsets there.
+    /// The light queues a message was dispatched to, with its offsets there. Only those: the
+    /// properties are the producer's, and no producer may put entries into another topic.
     fn light_queues(&mut self, record: &Record<'_>, entry: ConsumeEntry) -> Result<(), OpenError> {
         let properties = record.properties();
         let Some(queues) = properties.get_str(names::INNER_MULTI_DISPATCH) else {
@@ -112,12 +118,11 @@ impl Rebuild<'_> {
             return Ok(());
         };
         for (queue, offset) in queues.split(',').zip(offsets.split(',')) {
-            let Ok(offset) = offset.parse() else {
-                continue;
-            };
-            let light = queue.starts_with(LIGHT_QUEUE_PREFIX);
-            let queue_id = if light { 0 } else { record.queue_id() };
-            self.entry(queue, queue_id, offset, entry)?;
+            if let Ok(offset) = offset.parse()
+                && queue.starts_with(LIGHT_QUEUE_PREFIX)
+            {
+                self.entry(queue, 0, offset, entry)?;
+            }
         }
         Ok(())
     }

@@ -267,3 +267,30 @@ fn a_crash_right_after_recovery_loses_nothing() {
     }
     check_whole(&config, "crash after crash");
 }
+
+#[test]
+fn what_a_producer_writes_in_properties_cannot_spoil_a_start_or_another_topic() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let mut config = small_config(dir.path());
+    config.resume_interval = std::time::Duration::from_secs(3600);
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    let orders = opened.store.queue_or_create("Orders", 0);
+    let other = opened.store.queue_or_create("Other", 0);
+    sender.send(&orders, b"first", b"");
+    for (queues, offsets) in [
+        ("a/b,..,%LMQ%/../x", "0,0,0"),
+        ("Orders,%LMQ%own", "500,9223372036854775807"),
+    ] {
+        let properties =
+            format!("INNER_MULTI_DISPATCH\u{1}{queues}\u{2}INNER_MULTI_QUEUE_OFFSET\u{1}{offsets}");
+        sender.send(&other, b"evil", properties.as_bytes());
+    }
+    let last = sender.send(&orders, b"second", b"");
+    crate::support::wait_dispatched(&opened.store, last.end);
+    drop(opened);
+    let again = open(&config).expect("a start after a crash");
+    let range = ranges(&again.store);
+    assert_eq!((range["Orders/0"], range["Other/0"]), ((0, 2), (0, 2)));
+    again.store.close().expect("close");
+}
