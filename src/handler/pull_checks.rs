@@ -1,4 +1,4 @@
-//! What is checked before a pull reads anything, in Apache's order (docs/behaviour.md, Reading a queue).
+//! What is checked before a pull reads anything, in order (docs/behaviour.md, Reading a queue).
 
 use std::sync::Arc;
 use std::time::Duration;
