@@ -469,16 +469,17 @@ fn update_config(request: &Request<'_>) -> Answer {
     let Ok(text) = std::str::from_utf8(request.command.body) else {
         return Reply::error(response::SYSTEM_ERROR, "the body is not UTF-8 text").into();
     };
-    let keys = text
+    let keys: Vec<&str> = text
         .lines()
         .map(str::trim)
         .filter(|line| !line.is_empty() && !line.starts_with(['#', '!']))
-        .map(|line| line.split(['=', ':']).next().unwrap_or_default().trim());
-    for key in keys {
-        if PATH_KEYS.contains(&key) {
-            let remark = "Can not update config in black list.";
-            return Reply::error(response::NO_PERMISSION, remark).into();
-        }
+        .map(|line| line.split(['=', ':']).next().unwrap_or_default().trim())
+        .collect();
+    if keys.iter().any(|key| PATH_KEYS.contains(key)) {
+        let remark = "Can not update config in black list.";
+        return Reply::error(response::NO_PERMISSION, remark).into();
+    }
+    if let Some(key) = keys.first() {
         let remark = format!("key {key} of the embedded name server cannot change while it runs");
         return Reply::error(response::SYSTEM_ERROR, remark).into();
     }
