@@ -4,6 +4,7 @@
 //! below it is on disk, and Apache's checkpoint never runs ahead of the resume point
 //! (docs/durability.md, "Crash recovery").
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -30,6 +31,8 @@ pub(crate) struct Flusher {
     pub(crate) dispatch: Arc<DispatchState>,
     pub(crate) resume_path: PathBuf,
     pub(crate) checkpoint: CheckpointFile,
+    /// By slot: next offsets that were beyond their queue's end when the store was opened.
+    pub(crate) floors: HashMap<u32, i64>,
     pub(crate) resume_bytes: u64,
     pub(crate) resume_interval: Duration,
     /// The last resume point.
@@ -73,7 +76,13 @@ impl Flusher {
         let ends = queues.iter().map(|queue| ResumeQueue {
             topic: queue.topic.to_string(),
             queue_id: queue.queue_id,
-            next_offset: queue.max_offset(),
+            max_offset: queue.max_offset(),
+            // What was assigned but not stored may be assigned again after a crash.
+            next_offset: self
+                .floors
+                .get(&queue.slot)
+                .map_or(0, |floor| *floor)
+                .max(queue.max_offset()),
         });
         let queues = ends.collect();
         self.table.flush()?;

@@ -6,6 +6,7 @@
 //! queues and index have an entry for every readable record and none beyond the log's end, and
 //! behind that end the log's file holds zeros only.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
@@ -23,7 +24,7 @@ use crate::layout::{Layout, list_fixed_files};
 use crate::log_window::{LOOK_BYTES, LogWindow, SCAN_BYTES, WindowLimits};
 use crate::mapped_file::{MapBudget, sync_directory};
 use crate::queue_table::QueueTable;
-use crate::rebuild::{KnownQueues, Rebuild};
+use crate::rebuild::{KnownQueue, KnownQueues, Rebuild};
 use crate::recovery::{ScanEnd, ScanRange, scan};
 use crate::resume::ResumePoint;
 use crate::store::OpenReport;
@@ -36,6 +37,8 @@ pub(crate) struct Recovered {
     pub(crate) table: Arc<QueueTable>,
     pub(crate) index: Arc<Index>,
     pub(crate) checkpoint: CheckpointFile,
+    /// By slot: next offsets beyond their queue's end.
+    pub(crate) floors: HashMap<u32, i64>,
     pub(crate) log_min: u64,
     pub(crate) log_end: u64,
     /// The last record, for the first resume point.
@@ -140,7 +143,8 @@ impl Opening<'_> {
         };
         for queue in &point.queues {
             let queues = self.known.entry(queue.topic.clone()).or_default();
-            queues.insert(queue.queue_id, queue.next_offset);
+            let (max, next) = (queue.max_offset, queue.next_offset);
+            queues.insert(queue.queue_id, KnownQueue { max, next });
         }
         let stored = checkpoint.stored();
         let later = stored.log_timestamp.max(stored.queue_timestamp) > point.last_timestamp;
@@ -183,7 +187,7 @@ impl Opening<'_> {
         let log_end = found.end;
         self.cut_entries(&table, &index, log_end)?;
         self.cut_log(&found)?;
-        self.set_offsets(&table);
+        let floors = self.set_offsets(&table);
         let last = match (found.last, &self.resume) {
             (Some((start, timestamp)), _) => LastRecord {
                 start,
@@ -215,6 +219,7 @@ impl Opening<'_> {
             table,
             index,
             checkpoint,
+            floors,
             log_min: report.log_start,
             log_end,
             last,
@@ -228,8 +233,8 @@ impl Opening<'_> {
         let budget = MapBudget::new(self.config.max_mappings);
         let believe_ends = self.resume.is_some();
         let known = |topic: &str, queue_id| {
-            let max = *self.known.get(topic)?.get(&queue_id)?;
-            believe_ends.then_some(max)
+            let queue = self.known.get(topic)?.get(&queue_id)?;
+            believe_ends.then_some(queue.max)
         };
         let table = QueueTable::open_knowing(
             self.layout.consume_queues(),
@@ -306,10 +311,11 @@ impl Opening<'_> {
     /// Whether a queue ends before what the resume point says of it.
     fn lags(&self, table: &QueueTable) -> bool {
         self.known.iter().any(|(topic, queues)| {
-            queues.iter().any(|(queue_id, max)| {
-                *max > table
-                    .get(topic, *queue_id)
-                    .map_or(0, |queue| queue.max_offset())
+            queues.iter().any(|(queue_id, known)| {
+                known.max
+                    > table
+                        .get(topic, *queue_id)
+                        .map_or(0, |queue| queue.max_offset())
             })
         })
     }
@@ -409,17 +415,23 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Sets the next offsets so that none is given twice, even if queues were lost.
-    fn set_offsets(&self, table: &QueueTable) {
+    /// Sets the next offsets so that none is given twice, even if queues were lost. Returns those
+    /// that lie beyond their queue's end, by slot.
+    fn set_offsets(&self, table: &QueueTable) -> HashMap<u32, i64> {
+        let mut floors = HashMap::new();
         for queue in table.all() {
             queue.set_next_offset(queue.max_offset());
         }
         for (topic, queues) in &self.known {
-            for (queue_id, next) in queues {
+            for (queue_id, known) in queues {
                 let queue = table.get_or_create(topic, *queue_id);
-                queue.set_next_offset(queue.next_offset().max(*next));
+                if known.next > queue.next_offset() {
+                    queue.set_next_offset(known.next);
+                    floors.insert(queue.slot, known.next);
+                }
             }
         }
+        floors
     }
 }
 

@@ -21,7 +21,16 @@ const LIGHT_QUEUE_PREFIX: &str = "%LMQ%";
 const QUEUE_OFFSET_END: i64 = i64::MAX / 1024;
 
 /// What a former run knew of its queues: the end of each, by topic and queue id.
-pub(crate) type KnownQueues = HashMap<String, HashMap<i32, i64>>;
+pub(crate) type KnownQueues = HashMap<String, HashMap<i32, KnownQueue>>;
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KnownQueue {
+    /// Queue offset after its last entry.
+    pub(crate) max: i64,
+    /// Smallest queue offset a new message may get.
+    pub(crate) next: i64,
+}
 
 /// Puts scanned records where they belong.
 pub(crate) struct Rebuild<'a> {

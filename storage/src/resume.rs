@@ -46,7 +46,9 @@ pub struct ResumeQueue {
     /// Queue id.
     pub queue_id: i32,
     /// Where the queue ended: after the last record that ends at the log offset, or somewhat
-    /// later. No record stored in a later run gets a smaller offset, even if the queue's files
+    /// later.
+    pub max_offset: i64,
+    /// No record stored in a later run gets a smaller queue offset, even if the queue's files
     /// are lost.
     pub next_offset: i64,
 }
@@ -128,6 +130,7 @@ impl ResumePoint {
         for queue in &self.queues {
             put_text(&mut out, &queue.topic);
             out.extend_from_slice(&queue.queue_id.to_be_bytes());
+            out.extend_from_slice(&queue.max_offset.to_be_bytes());
             out.extend_from_slice(&queue.next_offset.to_be_bytes());
         }
         let crc = crc32fast::hash(&out);
@@ -160,6 +163,7 @@ impl ResumePoint {
             queues.push(ResumeQueue {
                 topic: rest.text()?,
                 queue_id: i32::from_be_bytes(rest.array()?),
+                max_offset: i64::from_be_bytes(rest.array()?),
                 next_offset: i64::from_be_bytes(rest.array()?),
             });
         }
@@ -213,6 +217,7 @@ mod tests {
         let queue = |topic: &str, queue_id, next_offset| ResumeQueue {
             topic: topic.to_owned(),
             queue_id,
+            max_offset: next_offset - 1,
             next_offset,
         };
         ResumePoint {

@@ -60,6 +60,7 @@ pub(super) fn start(
         dispatch: Arc::clone(&parts.dispatch),
         resume_path: parts.layout.resume(),
         checkpoint,
+        floors: recovered.floors,
         resume_bytes: parts.config.resume_bytes,
         resume_interval: parts.config.resume_interval,
         made: last,

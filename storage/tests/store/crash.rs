@@ -241,6 +241,9 @@ fn offsets_go_on_although_the_log_and_the_queues_are_lost() {
     };
     std::fs::remove_dir_all(dir.path().join("commitlog")).expect("remove");
     std::fs::remove_dir_all(dir.path().join("consumequeue")).expect("remove");
+    // Closed and opened without a message, killed and opened: the offsets are still remembered.
+    open(&config).expect("open").store.close().expect("close");
+    drop(open(&config).expect("open"));
     let mut opened = open(&config).expect("open");
     let queue = opened.store.queue_or_create("Orders", 1);
     let mut sender = Sender::new(opened.ports.remove(0));
