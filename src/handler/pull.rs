@@ -203,16 +203,31 @@ pub fn start(
             }
             return park(core, conn, pull, pulled, wait, io);
         }
-        if waits && let Some(target) = behind(&core.broker, &pull.queue) {
-            let queue = Arc::clone(&pull.queue);
-            let waiting = Waiting::Dispatch(pull);
-            match core.pulls.wait_dispatched(conn, &queue, target, waiting) {
-                Err(Waiting::Dispatch(refused)) => pull = refused,
-                _ => return,
+        if is_at_end(pulled.status) {
+            if let Some(target) = behind(&core.broker, &pull.queue) {
+                let queue = Arc::clone(&pull.queue);
+                let waiting = Waiting::Dispatch(pull);
+                match core.pulls.wait_dispatched(conn, &queue, target, waiting) {
+                    Err(Waiting::Dispatch(refused)) => pull = refused,
+                    _ => return,
+                }
+            } else if pull.queue.max_offset() > pulled.max {
+                continue;
             }
         }
         return nothing(&pull, &pulled, conn, io);
     }
+}
+
+/// Whether the offset asked for lies at or beyond the end. It may be one that was acknowledged and
+/// is not in the queue yet: telling the client to step back would hide a message from it.
+fn is_at_end(status: PullStatus) -> bool {
+    matches!(
+        status,
+        PullStatus::NoMessageInQueue
+            | PullStatus::OffsetOverflowOne
+            | PullStatus::OffsetOverflowBadly
+    )
 }
 
 fn park(

@@ -203,3 +203,45 @@ fn a_reply_reaches_the_producer_that_waits_for_it() {
         "replies are stored whatever became of the push"
     );
 }
+
+#[test]
+fn a_reply_to_a_producer_that_leaves_is_answered_all_the_same() {
+    let (running, _dir) = broker(&["--cores", "2"]);
+    let mut requester = Talk::to(running.address("broker"));
+    let mut replier = Talk::to(running.address("broker"));
+    let beat = heartbeat("asker", "g", &[], 1);
+    assert_eq!(requester.ask(34, &[], &beat).code, 0);
+    let fields = send_fields(
+        "DefaultCluster_REPLY_TOPIC",
+        "0",
+        "REPLY_TO_CLIENT\u{1}asker",
+        "false",
+    );
+    let opaque = replier.request(324, &long_names(&fields), b"answer");
+    requester.pushed(326);
+    drop(requester);
+    let answer = replier.answer(opaque);
+    assert_eq!(answer.code, 1, "{answer:?}");
+}
+
+/// The fields of a send under the names that requests 10 and 324 use.
+fn long_names<'a>(fields: &[(&str, &'a str); 12]) -> Vec<(&'static str, &'a str)> {
+    let names = [
+        "producerGroup",
+        "topic",
+        "defaultTopic",
+        "defaultTopicQueueNums",
+        "queueId",
+        "sysFlag",
+        "bornTimestamp",
+        "flag",
+        "properties",
+        "reconsumeTimes",
+        "unitMode",
+        "batch",
+    ];
+    names
+        .into_iter()
+        .zip(fields.iter().map(|field| field.1))
+        .collect()
+}

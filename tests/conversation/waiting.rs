@@ -151,3 +151,42 @@ fn a_deleted_connection_leaves_the_others_waiting() {
     producer.send_message("T", 0, "", b"1");
     assert_eq!(stays.answer(opaque).code, 0);
 }
+
+#[test]
+fn a_pull_that_waits_for_a_deleted_topic_ends_with_its_absence() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"0");
+    assert_eq!(talk.pull(&Pull::of("T", 1)).code, 19);
+    let wait = Pull {
+        wait_ms: 1000,
+        ..Pull::of("T", 1)
+    };
+    let opaque = talk.start_pull(&wait);
+    assert_eq!(talk.ask(215, &[("topic", "T")], b"").code, 0);
+    let answer = talk.answer(opaque);
+    assert_eq!(answer.code, 17, "{answer:?}");
+    talk.send_message("T", 0, "", b"again");
+    let answer = talk.pull(&Pull::of("T", 0));
+    assert_eq!(
+        records(&answer.body)[0].1,
+        b"again",
+        "a new topic starts at 0"
+    );
+}
+
+#[test]
+fn an_offset_behind_an_acknowledged_message_is_never_told_to_step_back() {
+    let (running, _dir) = broker(&[]);
+    let mut producer = Talk::to(running.address("broker"));
+    let mut consumer = Talk::to(running.address("broker"));
+    for offset in 0..300 {
+        producer.send_message("T", 0, "", b"x");
+        let answer = consumer.pull(&Pull::of("T", offset + 1));
+        assert_eq!(
+            (answer.code, &*answer.remark),
+            (19, "OFFSET_OVERFLOW_ONE"),
+            "{answer:?}"
+        );
+    }
+}
