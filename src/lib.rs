@@ -4,6 +4,7 @@
 //! `handler` is the table of request codes.
 
 pub mod accept;
+pub mod admin;
 pub mod answer;
 pub mod banner;
 pub mod bench;

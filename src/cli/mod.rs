@@ -1,5 +1,6 @@
 //! The command line: one binary, one subcommand per use.
 
+pub mod admin;
 pub mod bench;
 pub mod serve;
 
@@ -21,6 +22,8 @@ pub struct Cli {
 pub enum Command {
     /// Run the broker with its name server.
     Serve(serve::ServeArgs),
+    /// Manage topics, groups and messages of a running broker.
+    Admin(admin::AdminArgs),
     /// Put load on a broker and measure it.
     Bench(bench::BenchArgs),
 }
@@ -29,6 +32,7 @@ pub enum Command {
 pub fn run() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => finish(serve::run(&args)),
+        Command::Admin(args) => finish(admin::run(&args)),
         Command::Bench(args) => finish(bench::run(&args)),
     }
 }
