@@ -1,5 +1,6 @@
 //! The one integration binary: each module holds one kind of promise.
 
+mod admin;
 mod conversation;
 mod serve;
 mod style;

@@ -96,7 +96,7 @@ impl Running {
         }
     }
 
-    fn line(&self, name: &str) -> &str {
+    pub(crate) fn line(&self, name: &str) -> &str {
         let line = self
             .banner
             .iter()

@@ -63,7 +63,7 @@ Examples:
 
 /// Arguments of `admin`.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_override_self = true)]
 pub struct AdminArgs {
     /// Name server.
     #[arg(
