@@ -1,4 +1,4 @@
-//! The broker's configuration: requests 25 and 26 (docs/behaviour.md, Broker configuration).
+//! The broker's configuration: requests 25 and 26 (docs/behaviour.md, Configuration over the wire).
 
 use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
 use crate::broker::Broker;

@@ -1,4 +1,4 @@
-//! Cleaning on request: 306, 316 and 329 (docs/behaviour.md, Retention).
+//! Cleaning on request: 306, 316 and 329 (docs/operations.md, Retention).
 
 use std::collections::BTreeSet;
 use std::time::SystemTime;
