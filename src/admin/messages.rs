@@ -374,7 +374,7 @@ pub fn show(record: &Record<'_>, to: &mut Output<'_>) -> Result<(), AdminError> 
         local_time(record.store_timestamp()),
         record.queue_id(),
         record.queue_offset(),
-        value(property::UNIQUE_KEY).unwrap_or_else(|| "-")
+        value(property::UNIQUE_KEY).unwrap_or("-")
     );
     for (label, name) in [("tag", property::TAGS), ("keys", property::KEYS)] {
         if let Some(value) = value(name) {

@@ -22,7 +22,11 @@ pub enum AdminError {
     #[error(transparent)]
     Client(#[from] ClientError),
     /// The server refused.
-    #[error("{server} refuses {}: {remark} ({} {code})", request_name(*request), response_name(*code))]
+    #[error(
+        "{server} refuses {}: {remark} ({} {code})",
+        request_name(*request),
+        response_name(*code)
+    )]
     Refused {
         /// Its address.
         server: String,

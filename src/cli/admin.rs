@@ -10,6 +10,7 @@ use crate::admin::consume::{self, From, Plan};
 use crate::admin::messages::{self, NewMessage};
 use crate::admin::topics::{self, NewTopic};
 use crate::admin::{AdminError, Output, groups};
+use crate::handler::topic::QUEUES_MAX;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -106,7 +107,7 @@ pub enum TopicAction {
         /// Topic.
         topic: String,
         /// Queues: consumers of one group share them.
-        #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(i32).range(1..=65_536))]
+        #[arg(long, value_name = "N", default_value_t = 8, value_parser = queue_count())]
         queues: i32,
         /// Who may use it: rw, r or w.
         #[arg(long, default_value = "rw", value_parser = permission)]
@@ -222,6 +223,10 @@ pub struct QueryArgs {
     /// Id given by the client (UNIQ_KEY) or by the broker (offset id).
     #[arg(long)]
     pub id: Option<String>,
+}
+
+fn queue_count() -> clap::builder::RangedI64ValueParser<i32> {
+    clap::value_parser!(i32).range(1..=i64::from(QUEUES_MAX))
 }
 
 fn permission(text: &str) -> Result<i32, String> {

@@ -12,7 +12,8 @@ pub fn update(broker: &Broker, request: &Request<'_>) -> Answer {
     match broker.update_config(text) {
         Ok(()) => Reply::success().into(),
         Err(error) => {
-            tracing::warn!(peer = %request.peer, "a change of the configuration is refused: {error}");
+            let peer = request.peer;
+            tracing::warn!(%peer, "a change of the configuration is refused: {error}");
             Reply::error(error.code(), error.to_string()).into()
         }
     }

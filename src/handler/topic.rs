@@ -351,7 +351,11 @@ mod tests {
         fastjson::write(&mut out, &to_wire(&config)).expect("json");
         assert_eq!(
             String::from_utf8(out).expect("text"),
-            r#"{"attributes":{},"order":false,"perm":6,"readQueueNums":4,"topicFilterType":"SINGLE_TAG","topicName":"j5_Adm2","topicSysFlag":0,"writeQueueNums":4}"#
+            concat!(
+                r#"{"attributes":{},"order":false,"perm":6,"readQueueNums":4,"#,
+                r#""topicFilterType":"SINGLE_TAG","topicName":"j5_Adm2","#,
+                r#""topicSysFlag":0,"writeQueueNums":4}"#
+            )
         );
     }
 }
