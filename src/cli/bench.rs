@@ -41,22 +41,52 @@ pub struct ProduceArgs {
     #[arg(long, default_value = "saturnmq_bench")]
     pub topic: String,
     /// Number of topics.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=100_000)
+    )]
     pub topics: u32,
     /// Connections.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 16,
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
     pub connections: u16,
     /// Sends in flight per connection.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u16).range(1..=4096)
+    )]
     pub in_flight: u16,
     /// Body bytes of a message.
-    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=4_194_304))]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = 1024,
+        value_parser = clap::value_parser!(u32).range(1..=4_194_304)
+    )]
     pub size: u32,
     /// Seconds that are counted.
-    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    #[arg(
+        long,
+        value_name = "S",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(1..=3600)
+    )]
     pub seconds: u32,
     /// Seconds before that.
-    #[arg(long, value_name = "S", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=3600))]
+    #[arg(
+        long,
+        value_name = "S",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(0..=3600)
+    )]
     pub warm_up: u32,
     /// Broker process on this host whose CPU time and memory are reported.
     #[arg(long, value_name = "PID")]

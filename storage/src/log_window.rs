@@ -98,7 +98,8 @@ impl LogWindow {
             .and_then(|memory| memory.as_mut_slice().get(from..from + size)))
     }
 
-    /// Closes the files below log offset `log_min`: an open file keeps its space after it is deleted.
+    /// Closes the files below log offset `log_min`: an open file keeps its space after it is
+    /// deleted.
     pub fn close_below(&mut self, log_min: u64) {
         self.files
             .retain(|file| file.base + self.file_size > log_min);

@@ -389,8 +389,8 @@ impl StoreReader {
         }
     }
 
-    /// Closes log files that retention has removed meanwhile, so that their space is free. Cold reads
-    /// do this too; call it after a retention round on a reader that may rest long.
+    /// Closes log files that retention has removed meanwhile, so that their space is free. Cold
+    /// reads do this too; call it after a retention round on a reader that may rest long.
     pub fn release_expired(&mut self) {
         let log_min = self.shared.min_log_offset.load(Ordering::SeqCst);
         self.window.close_below(log_min);

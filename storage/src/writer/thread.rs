@@ -76,6 +76,14 @@ pub(crate) fn launch<Q: QueueOffsets + Send + 'static>(
     launch_with(config, ports, start, connections, forced.as_deref())
 }
 
+fn port_limits(config: &StoreConfig) -> PortLimits {
+    PortLimits {
+        ring_bytes: config.append_ring_bytes,
+        in_flight: PORT_IN_FLIGHT,
+        record_bytes: config.max_record_size(),
+    }
+}
+
 /// As [`launch`], with the value of [`FORCE`] given.
 pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
     config: &StoreConfig,
@@ -109,11 +117,7 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
         Arc::clone(&bell),
     )
     .map_err(cannot_start("preparer"))?;
-    let limits = PortLimits {
-        ring_bytes: config.append_ring_bytes,
-        in_flight: PORT_IN_FLIGHT,
-        record_bytes: config.max_record_size(),
-    };
+    let limits = port_limits(config);
     let (ports, ends) = (0..ports).map(|_| port(limits, Arc::clone(&bell))).unzip();
     let stop = Arc::new(AtomicBool::new(false));
     let metrics = Arc::new(WriteMetrics::default());
