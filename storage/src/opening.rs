@@ -87,6 +87,8 @@ struct Opening<'a> {
     resume: Option<ResumePoint>,
     known: KnownQueues,
     window: LogWindow,
+    /// One for queues and index together.
+    budget: Arc<MapBudget>,
     report: OpenReport,
 }
 
@@ -109,6 +111,7 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
         resume: None,
         known: KnownQueues::new(),
         window: LogWindow::new(layout.commit_log(), size),
+        budget: MapBudget::new(config.max_mappings),
         report: OpenReport {
             clean,
             ..OpenReport::default()
@@ -191,24 +194,24 @@ impl Opening<'_> {
         let last = match (found.last, &self.resume) {
             (Some((start, timestamp)), _) => LastRecord {
                 start,
-                end: log_end,
+                end: found.last_end,
                 timestamp,
             },
             (None, Some(point)) => LastRecord {
                 start: point.last_record,
-                end: log_end,
+                end: point.log_offset,
                 timestamp: point.last_timestamp,
             },
             (None, None) => LastRecord {
-                start: log_end,
-                end: log_end,
+                start: self.log_min(),
+                end: self.log_min(),
                 timestamp: 0,
             },
         };
         let believed = self
             .resume
             .as_ref()
-            .is_some_and(|point| point.log_offset == log_end);
+            .is_some_and(|point| point.log_offset == last.end);
         let mut report = self.report;
         report.log_start = self.bases.first().copied().unwrap_or(0);
         report.log_end = log_end;
@@ -230,7 +233,6 @@ impl Opening<'_> {
 
     /// Opens the queues; after a crash only as far as the resume point vouches for them.
     fn open_queues(&self) -> Result<Arc<QueueTable>, OpenError> {
-        let budget = MapBudget::new(self.config.max_mappings);
         let believe_ends = self.resume.is_some();
         let known = |topic: &str, queue_id| {
             let queue = self.known.get(topic)?.get(&queue_id)?;
@@ -239,7 +241,7 @@ impl Opening<'_> {
         let table = QueueTable::open_knowing(
             self.layout.consume_queues(),
             self.config.queue_file_size(),
-            budget,
+            Arc::clone(&self.budget),
             self.log_min(),
             &known,
         )?;
@@ -263,8 +265,7 @@ impl Opening<'_> {
             slots: self.config.index_slots,
             items: self.config.index_items,
         };
-        let budget = MapBudget::new(self.config.max_mappings);
-        let index = Index::open(self.layout.index(), shape, budget)?;
+        let index = Index::open(self.layout.index(), shape, Arc::clone(&self.budget))?;
         let vouched = self.resume.as_ref().and_then(|point| point.index.as_ref());
         let complete = match &self.resume {
             Some(_) if self.clean => index.mark().is_some() || vouched.is_none(),
@@ -304,7 +305,13 @@ impl Opening<'_> {
             index.rewind(None)?;
         }
         let again = self.scan_once(table, index_again, self.log_min(), strict_from, from)?;
-        assert!(again.end == found.end, "two scans find the same end");
+        if again.end != found.end {
+            let (first, second) = (found.end, again.end);
+            return Err(OpenError::Recovery(format!(
+                "the log ends at {first} seen from the resume point, and at {second} seen from its \
+                 start"
+            )));
+        }
         Ok(again)
     }
 
@@ -409,9 +416,29 @@ impl Opening<'_> {
             wipe_from(&mut self.window, end, size)?;
         }
         self.window.forget();
+        if !believed {
+            self.sync_log()?;
+        }
         if holds_end {
             uncache(&self.window.path_of(end));
         }
+        Ok(())
+    }
+
+    /// Makes durable what was found behind the resume point. A process that was killed leaves bytes
+    /// that only the page cache or the drive's cache holds; records that are acknowledged from now on
+    /// stand behind them, and a hole in front of those would take them along.
+    fn sync_log(&self) -> Result<(), OpenError> {
+        let from = self.resume.as_ref().map_or(0, |point| point.log_offset);
+        for base in &self.bases {
+            if base + self.config.commit_log_file_size > from {
+                let path = self.window.path_of(*base);
+                let synced = File::open(&path).and_then(|file| file.sync_all());
+                synced.map_err(FileError::at("sync", &path))?;
+            }
+        }
+        let directory = self.layout.commit_log();
+        sync_directory(directory).map_err(FileError::at("sync", directory))?;
         Ok(())
     }
 

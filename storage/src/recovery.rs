@@ -63,6 +63,8 @@ pub struct ScanEnd {
     pub records: u64,
     /// Log offset and store time, in milliseconds, of the last record walked.
     pub last: Option<(u64, i64)>,
+    /// Log offset after that record: blanks and damage may stand between it and the end.
+    pub last_end: u64,
     /// Damage stepped over, the first [`DAMAGE_KEPT`] places.
     pub damage: Vec<Damage>,
     /// Damaged places in all.
@@ -89,6 +91,7 @@ pub fn scan(
         reason: None,
         records: 0,
         last: None,
+        last_end: range.from,
         damage: Vec::new(),
         damage_count: 0,
     };
@@ -131,6 +134,7 @@ fn step(
                 Ok(()) if in_place => {
                     found.records += 1;
                     found.last = Some((at, record.store_timestamp()));
+                    found.last_end = at + u64::from(record.size());
                     visit(Scanned {
                         offset: at,
                         record,

@@ -17,7 +17,7 @@ use crate::index_file::IndexMark;
 use crate::mapped_file::sync_directory;
 
 const MAGIC: &[u8; 8] = b"SaturnRP";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The largest file that is read: some ten million queues.
 const SIZE_MAX: u64 = 1 << 30;
 

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use saturnmq_storage::config::StoreConfig;
+use saturnmq_storage::format::message::blank_record;
 use saturnmq_storage::store::Opened;
 
 use crate::support::{
@@ -296,4 +297,52 @@ fn what_a_producer_writes_in_properties_cannot_spoil_a_start_or_another_topic() 
     let range = ranges(&again.store);
     assert_eq!((range["Orders/0"], range["Other/0"]), ((0, 2), (0, 2)));
     again.store.close().expect("close");
+}
+
+#[test]
+fn given_offsets_stay_given_however_often_the_store_is_opened() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = closed(dir.path());
+    for part in ["commitlog", "consumequeue"] {
+        std::fs::remove_dir_all(dir.path().join(part)).expect("remove");
+    }
+    for _ in 0..3 {
+        open(&config).expect("open").store.close().expect("close");
+    }
+    let again = open(&config).expect("open");
+    assert_eq!(again.report.scanned_bytes, 0);
+    let queue = again.store.queue_or_create("Orders", 1);
+    assert_eq!((queue.max_offset(), queue.next_offset()), (0, 225));
+    again.store.close().expect("close");
+}
+
+#[test]
+fn a_log_that_ends_with_a_file_is_believed_at_the_next_start() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = closed(dir.path());
+    let end = {
+        let opened = open(&config).expect("open");
+        let end = opened.report.log_end;
+        opened.store.close().expect("close");
+        end
+    };
+    // A crash between the end of a file and the first record of the next one.
+    let size = config.commit_log_file_size;
+    let base = end - end % size;
+    let path = |base: u64| dir.path().join(format!("commitlog/{base:020}"));
+    let file = OpenOptions::new()
+        .write(true)
+        .open(path(base))
+        .expect("open");
+    let blank = blank_record((base + size - end) as u32);
+    file.write_all_at(&blank, end - base).expect("write");
+    std::fs::write(path(base + size), vec![0; size as usize]).expect("write");
+    std::fs::write(dir.path().join("abort"), b"").expect("write");
+    for _ in 0..3 {
+        let opened = open(&config).expect("open");
+        assert_eq!(opened.report.log_end, base + size);
+        assert!(opened.report.scanned_bytes < size);
+        assert!(opened.report.notes.is_empty(), "{:?}", opened.report.notes);
+        opened.store.close().expect("close");
+    }
 }
