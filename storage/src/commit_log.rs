@@ -101,6 +101,30 @@ impl LogStatus {
     }
 }
 
+/// Makes the log read-only when a thread that it cannot do without panics, so that everybody hears
+/// of it.
+pub(crate) struct LatchOnPanic {
+    status: Arc<LogStatus>,
+    thread: &'static str,
+}
+
+impl LatchOnPanic {
+    /// Held by the thread as long as it runs.
+    pub fn new(status: Arc<LogStatus>, thread: &'static str) -> LatchOnPanic {
+        LatchOnPanic { status, thread }
+    }
+}
+
+impl Drop for LatchOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let thread = self.thread;
+            self.status
+                .latch(&format!("the {thread} stopped on an internal error"));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -72,11 +72,13 @@ pub struct DispatchSender {
 }
 
 impl DispatchSender {
-    /// Queues a record; gives it back when the queue is full, for a later try.
+    /// Queues a record; gives it back when the queue is full, for a later try. Once the dispatcher
+    /// has gone nothing is full: the next start makes the entries from the log.
     pub fn push(&mut self, item: DispatchItem) -> Result<(), DispatchItem> {
-        self.items
-            .push(item)
-            .map_err(|rtrb::PushError::Full(item)| item)
+        match self.items.push(item) {
+            Err(rtrb::PushError::Full(item)) if !self.items.is_abandoned() => Err(item),
+            _ => Ok(()),
+        }
     }
 
     /// Records that can be pushed now.
@@ -335,7 +337,9 @@ impl Dispatcher {
             let Ok(item) = self.receiver.items.pop() else {
                 break;
             };
-            let timestamp = self.dispatch(item)?.unwrap_or(self.state.last().timestamp);
+            let timestamp = self
+                .dispatch(item)?
+                .unwrap_or_else(|| self.state.last().timestamp);
             let (start, size) = (item.physical_offset, u64::from(item.size));
             last = Some(LastRecord {
                 start,
@@ -375,6 +379,8 @@ impl Dispatcher {
                 Err(error) => {
                     if !failing {
                         tracing::error!(%error, "entries cannot be stored; trying again");
+                        // What the batch stored before is shown: nobody sleeps through it.
+                        self.wakes.wake(self.watermarks.dispatched());
                     }
                     failing = true;
                     self.state.fault.store(Some(Arc::new(error.to_string())));

@@ -352,8 +352,12 @@ impl Store {
             return Ok(());
         };
         let written = running.writer.stop(STOP_TIMEOUT);
-        let dispatched = join_dispatcher(&mut running.dispatcher);
         let flusher = running.flusher.stop();
+        if running.writer.is_running() {
+            leave(running);
+            return written;
+        }
+        let dispatched = join_dispatcher(&mut running.dispatcher);
         written?;
         dispatched?;
         let mut flusher = flusher.ok_or(CloseError::Thread("flusher"))?;
@@ -381,9 +385,19 @@ impl Drop for Store {
         };
         // Errors are found again when the store is opened next: `abort` is still there.
         let _ = running.writer.stop(STOP_TIMEOUT);
-        let _ = join_dispatcher(&mut running.dispatcher);
         let _ = running.flusher.stop();
+        if running.writer.is_running() {
+            leave(running);
+        } else {
+            let _ = join_dispatcher(&mut running.dispatcher);
+        }
     }
+}
+
+/// Leaves a writer that does not end to the end of the process: the dispatcher waits for it, so
+/// nobody waits for the dispatcher, and the directory stays locked.
+fn leave(running: Running) {
+    std::mem::forget(running);
 }
 
 fn join_dispatcher(thread: &mut Option<JoinHandle<()>>) -> Result<(), CloseError> {

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::{Opened, Running, Store};
+use crate::commit_log::{LatchOnPanic, LogStatus};
 use crate::config::StoreConfig;
 use crate::dispatch::{
     self, CoreWakes, DispatchReceiver, DispatchState, Dispatcher, Waker, wake_queues,
@@ -84,7 +85,8 @@ pub(super) fn start(
     };
     let (writer, append_ports) = launch(&parts.config, ports, log_start, connections)?;
     let (core_wakes, wakes) = wake_queues(ports, parts.config.wake_queue_items, waker);
-    let dispatcher = parts.start_dispatcher(receiver, core_wakes, writer.tail.reader()?)?;
+    let (tail, status) = (writer.tail.reader()?, Arc::clone(&writer.status));
+    let dispatcher = parts.start_dispatcher(receiver, core_wakes, tail, status)?;
     let running = Running {
         dispatcher: Some(dispatcher),
         flusher: FlusherThread::start(flusher)?,
@@ -106,6 +108,7 @@ impl Parts {
         receiver: DispatchReceiver,
         wakes: CoreWakes,
         tail: TailReader,
+        status: Arc<LogStatus>,
     ) -> Result<JoinHandle<()>, OpenError> {
         let dispatcher = Dispatcher {
             receiver,
@@ -120,9 +123,13 @@ impl Parts {
             record: Vec::new(),
             indexed: 0,
         };
+        let guard = LatchOnPanic::new(status, "dispatcher");
         std::thread::Builder::new()
             .name("dispatcher".into())
-            .spawn(move || dispatcher.run())
+            .spawn(move || {
+                let _guard = guard;
+                dispatcher.run();
+            })
             .map_err(|source| OpenError::Thread {
                 name: "dispatcher",
                 source,

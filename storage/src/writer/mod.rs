@@ -358,8 +358,9 @@ where
             &mut self.dispatcher,
             &mut self.ports,
         );
-        self.dispatcher.ring();
+        // Producers first: waking the dispatcher must not delay what they wait for.
         self.unanswered.wake_answered(wake);
+        self.dispatcher.ring();
         answered
     }
 

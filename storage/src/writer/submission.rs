@@ -157,7 +157,7 @@ where
         };
         let file_end = active.base + self.geometry.file_size;
         let wanted = file_end.min(end + ZERO_AHEAD);
-        let idle = self.zeroing.is_none() && self.status.read_only().is_none();
+        let idle = self.zeroing.is_none() && !self.stopping && self.status.read_only().is_none();
         // Where the tail has caught up, the records themselves are the first to write the blocks.
         if !idle || active.zeroed_to < end || active.zeroed_to >= wanted {
             return;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::{LogFile, Now, QueueOffsets, Turn, Writer, WriterParts};
 use crate::append_queue::{AppendPort, Doorbell, PortEnd, PortLimits, port};
-use crate::commit_log::{Geometry, LogStatus};
+use crate::commit_log::{Geometry, LatchOnPanic, LogStatus};
 use crate::config::{DiskEngine, StoreConfig};
 use crate::disk::Disk;
 use crate::disk::aligned::{ALIGNMENT, AlignedMemory};
@@ -165,6 +165,11 @@ impl RunningWriter {
         self.preparer.remove(path);
     }
 
+    /// Whether the thread has not ended, or was not waited for.
+    pub fn is_running(&self) -> bool {
+        self.thread.is_some()
+    }
+
     /// Finishes what was pushed, makes it durable and ends the thread, within `timeout`.
     pub fn stop(&mut self, timeout: Duration) -> Result<(), CloseError> {
         self.stop.store(true, Ordering::SeqCst);
@@ -302,7 +307,7 @@ fn spawn<Q: QueueOffsets + Send + 'static>(seed: Seed<Q>) -> io::Result<Spawned>
     let thread = std::thread::Builder::new()
         .name("writer".into())
         .spawn(move || {
-            let guard = LatchOnPanic(Arc::clone(&seed.status));
+            let guard = LatchOnPanic::new(Arc::clone(&seed.status), "writer");
             seed.run(&started);
             drop(guard);
             // Nobody may be waiting.
@@ -311,17 +316,6 @@ fn spawn<Q: QueueOffsets + Send + 'static>(seed: Seed<Q>) -> io::Result<Spawned>
     let lost = |_| io::Error::other("the writer ended before it began");
     let started = on_start.recv().map_err(lost)??;
     Ok((thread, ended, started))
-}
-
-/// Makes the log read-only when the writer panics, so that everybody hears of it.
-struct LatchOnPanic(Arc<LogStatus>);
-
-impl Drop for LatchOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.latch("the writer stopped on an internal error");
-        }
-    }
 }
 
 impl<Q: QueueOffsets> Seed<Q> {
