@@ -44,17 +44,17 @@ pub enum TailError {
     TooManyReaders,
 }
 
-/// One reader's pin, alone on its cache line.
-#[repr(align(64))]
-struct Pin(AtomicU64);
+/// A reader's pin or an end of the ring, alone on its cache lines.
+#[repr(align(128))]
+struct Line(AtomicU64);
 
 /// The ring, shared by the writer, its readers and the disk.
 pub struct Tail {
     memory: AlignedMemory,
     size: u64,
-    start: AtomicU64,
-    end: AtomicU64,
-    pins: Box<[Pin]>,
+    start: Line,
+    end: Line,
+    pins: Box<[Line]>,
 }
 
 impl Tail {
@@ -65,12 +65,12 @@ impl Tail {
 
     /// Lowest log offset held.
     pub fn start(&self) -> u64 {
-        self.start.load(Ordering::SeqCst)
+        self.start.0.load(Ordering::SeqCst)
     }
 
     /// Log offset after the last byte held.
     pub fn end(&self) -> u64 {
-        self.end.load(Ordering::Acquire)
+        self.end.0.load(Ordering::Acquire)
     }
 
     /// The ring's memory, for registration with the disk.
@@ -118,10 +118,10 @@ pub fn tail(size: usize, offset: u64) -> Result<(TailWriter, TailReaders), TailE
     let shared = Arc::new(Tail {
         memory,
         size: size as u64,
-        start: AtomicU64::new(offset),
-        end: AtomicU64::new(offset),
+        start: Line(AtomicU64::new(offset)),
+        end: Line(AtomicU64::new(offset)),
         pins: (0..MAX_READERS)
-            .map(|_| Pin(AtomicU64::new(FREE)))
+            .map(|_| Line(AtomicU64::new(FREE)))
             .collect(),
     });
     let readers = TailReaders(Arc::clone(&shared));
@@ -202,7 +202,7 @@ impl TailReader {
         }
         let pin = Unpin(&shared.pins[self.pin].0);
         pin.0.store(offset, Ordering::SeqCst);
-        if offset < shared.start.load(Ordering::SeqCst) {
+        if offset < shared.start.0.load(Ordering::SeqCst) {
             return None;
         }
         let [(first, first_len), (second, second_len)] = shared.pieces(offset, size);
@@ -281,7 +281,7 @@ impl TailWriter {
         self.start = offset + skipped as u64;
         self.cleared = self.start;
         self.end = self.start;
-        self.shared.start.store(self.start, Ordering::SeqCst);
+        self.shared.start.0.store(self.start, Ordering::SeqCst);
         self.write(self.start, &bytes[skipped..]);
         self.publish(offset + bytes.len() as u64);
     }
@@ -298,7 +298,7 @@ impl TailWriter {
             // Move in larger steps than needed: the move costs a fence and a look at every pin.
             let step = self.shared.size / 64;
             self.start = (needed + step).min(floor).min(self.end).max(needed);
-            self.shared.start.store(self.start, Ordering::SeqCst);
+            self.shared.start.0.store(self.start, Ordering::SeqCst);
         }
         if self.cleared < self.start {
             // A pin set from now on sees the moved start, so what is clear below it stays clear.
@@ -352,7 +352,7 @@ impl TailWriter {
     pub fn publish(&mut self, end: u64) {
         assert!(end >= self.end && end <= self.start + self.shared.size);
         self.end = end;
-        self.shared.end.store(end, Ordering::Release);
+        self.shared.end.0.store(end, Ordering::Release);
     }
 
     /// Copies published or reserved bytes out, for the writer's own use.

@@ -8,15 +8,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::config::FlushMode;
 
+/// A mark alone on its cache lines: each is moved and read by other threads than the one beside it.
+#[repr(align(128))]
+#[derive(Debug)]
+struct Mark(AtomicU64);
+
 /// The marks of one log, shared by all threads. The writer moves all but `dispatched`, which is the
 /// dispatcher's.
 #[derive(Debug)]
 pub struct Watermarks {
     flush: FlushMode,
-    appended: AtomicU64,
-    written: AtomicU64,
-    durable: AtomicU64,
-    dispatched: AtomicU64,
+    appended: Mark,
+    written: Mark,
+    durable: Mark,
+    dispatched: Mark,
 }
 
 impl Watermarks {
@@ -24,10 +29,10 @@ impl Watermarks {
     pub fn new(flush: FlushMode, start: u64) -> Watermarks {
         Watermarks {
             flush,
-            appended: AtomicU64::new(start),
-            written: AtomicU64::new(start),
-            durable: AtomicU64::new(start),
-            dispatched: AtomicU64::new(start),
+            appended: Mark(AtomicU64::new(start)),
+            written: Mark(AtomicU64::new(start)),
+            durable: Mark(AtomicU64::new(start)),
+            dispatched: Mark(AtomicU64::new(start)),
         }
     }
 
@@ -38,17 +43,17 @@ impl Watermarks {
 
     /// Log offset up to which records have a place in the log.
     pub fn appended(&self) -> u64 {
-        self.appended.load(Ordering::Acquire)
+        self.appended.0.load(Ordering::Acquire)
     }
 
     /// Log offset up to which every write has completed.
     pub fn written(&self) -> u64 {
-        self.written.load(Ordering::Acquire)
+        self.written.0.load(Ordering::Acquire)
     }
 
     /// Log offset up to which the log survives a power cut.
     pub fn durable(&self) -> u64 {
-        self.durable.load(Ordering::Acquire)
+        self.durable.0.load(Ordering::Acquire)
     }
 
     /// Log offset up to which sends are, or may be, acknowledged: durable under synchronous flush,
@@ -62,7 +67,7 @@ impl Watermarks {
 
     /// Log offset up to which records are in their queues and readable.
     pub fn dispatched(&self) -> u64 {
-        self.dispatched.load(Ordering::Acquire)
+        self.dispatched.0.load(Ordering::Acquire)
     }
 
     /// Moves `appended`; the writer only.
@@ -87,8 +92,8 @@ impl Watermarks {
 }
 
 /// Moves one mark forward, never past `limit`.
-fn advance(name: &str, mark: &AtomicU64, to: u64, limit: u64) {
-    let from = mark.load(Ordering::Relaxed);
+fn advance(name: &str, mark: &Mark, to: u64, limit: u64) {
+    let from = mark.0.load(Ordering::Relaxed);
     assert!(
         to >= from,
         "watermark {name} would go back from {from} to {to}"
@@ -97,7 +102,7 @@ fn advance(name: &str, mark: &AtomicU64, to: u64, limit: u64) {
         to <= limit,
         "watermark {name} would pass the mark before it: {to} > {limit}"
     );
-    mark.store(to, Ordering::Release);
+    mark.0.store(to, Ordering::Release);
 }
 
 #[cfg(test)]
