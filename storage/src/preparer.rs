@@ -208,7 +208,14 @@ impl Work {
         loop {
             let (wanted, urgent, removal) = {
                 let mut state = self.shared.lock();
-                let removal = state.removals.pop_front();
+                // The log never waits for removals, unless they must make room for it.
+                let needed = state.wanted.is_some_and(|base| base >= self.next_base);
+                let busy = needed && self.retry_at.is_none() && !state.stopping;
+                let removal = if busy {
+                    None
+                } else {
+                    state.removals.pop_front()
+                };
                 if state.stopping && removal.is_none() {
                     return;
                 }
