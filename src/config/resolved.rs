@@ -439,9 +439,9 @@ fn cores(config: &Config, flag: Option<usize>, key: usize) -> Result<usize, Conf
             .len()
             .saturating_sub(1)
             .clamp(1, DEFAULT_CORES_MAX)),
-        cores @ 1..=64 => Ok(cores),
+        cores @ 1..=63 => Ok(cores),
         cores => Err(ConfigError::Contradiction(format!(
-            "--cores {cores} is not possible: it takes 1 to 64, or 0 for CPUs minus one"
+            "--cores {cores} is not possible: it takes 1 to 63, or 0 for CPUs minus one"
         ))),
     }
 }

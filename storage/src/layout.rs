@@ -205,6 +205,9 @@ pub fn list_fixed_files(
         if !base.is_multiple_of(size) {
             return Err(foreign("its name is not a multiple of the file size"));
         }
+        if base > i64::MAX as u64 - size {
+            return Err(foreign("its name is beyond what offsets can reach"));
+        }
         found.push((base, path, metadata.len()));
     }
     found.sort();
@@ -324,6 +327,9 @@ mod tests {
         let text = "00000000000000000050 does not belong there: its name is not a multiple of \
                     the file size";
         assert_eq!(error(&[good, ("00000000000000000050", 100)]), text);
+        let text = "18446744073709551600 does not belong there: its name is beyond what offsets \
+                    can reach";
+        assert_eq!(error(&[good, ("18446744073709551600", 100)]), text);
         let text = "00000000000000000100 is missing between the files before and after it";
         assert_eq!(error(&[good, ("00000000000000000200", 100)]), text);
         let empty_first = [("00000000000000000000", 0), ("00000000000000000100", 100)];
