@@ -14,13 +14,11 @@ import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
-import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 
 /** Consumers that ask for messages themselves. */
 class PullConsumeTest {
     @Test
-    @Tag("smoke")
     void pullAnswersWithMessagesStatusAndNextOffset() throws Exception {
         try (Clients clients = new Clients()) {
             String topic = Cluster.createTopic("pull", 1);

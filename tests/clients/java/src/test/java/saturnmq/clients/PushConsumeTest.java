@@ -16,13 +16,11 @@ import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.common.message.MessageExt;
-import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 
 /** Push consumers: each message once, in order where promised, to all where promised. */
 class PushConsumeTest {
     @Test
-    @Tag("smoke")
     void concurrentConsumerGetsEveryMessageOnce() throws Exception {
         try (Clients clients = new Clients()) {
             String topic = Cluster.createTopic("concurrent", 4);
@@ -59,7 +57,6 @@ class PushConsumeTest {
     }
 
     @Test
-    @Tag("smoke")
     void orderlyConsumerSeesEachQueueInOrder() throws Exception {
         try (Clients clients = new Clients()) {
             String topic = Cluster.createTopic("orderly", 4);
@@ -96,7 +93,6 @@ class PushConsumeTest {
     }
 
     @Test
-    @Tag("smoke")
     void tagExpressionSelectsMessages() throws Exception {
         try (Clients clients = new Clients()) {
             String topic = Cluster.createTopic("tags", 2);

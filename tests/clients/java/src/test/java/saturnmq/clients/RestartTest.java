@@ -17,7 +17,6 @@ class RestartTest {
     private static final int COUNT = 40;
 
     @Test
-    @Tag("smoke")
     void beforeRestartMessagesAreConsumedAndOthersLeftWaiting() throws Exception {
         try (Clients clients = new Clients()) {
             String consumed = Cluster.createTopic(CONSUMED, 4);

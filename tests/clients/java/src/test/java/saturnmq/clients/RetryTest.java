@@ -20,7 +20,6 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
-import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 
 /** Redelivery, dead letters and delay levels. Needs the broker's messageDelayLevel of scripts/test. */
@@ -29,7 +28,6 @@ class RetryTest {
     private static final Map<Integer, Integer> DELAY_SECONDS = Map.of(1, 1, 2, 2, 18, 3);
 
     @Test
-    @Tag("smoke")
     void failingMessageIsRetriedThenDeadLettered() throws Exception {
         try (Clients clients = new Clients()) {
             String topic = Cluster.createTopic("retry", 1);

@@ -24,7 +24,6 @@ import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
-import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 
 /** Every way to send, and what is stored then. */
@@ -51,7 +50,6 @@ class SendTest {
     }
 
     @Test
-    @Tag("smoke")
     void syncSendsToOneQueueGetConsecutiveOffsets() throws Exception {
         try (Clients clients = new Clients()) {
             String topic = Cluster.createTopic("sync", 1);
@@ -99,7 +97,6 @@ class SendTest {
     }
 
     @Test
-    @Tag("smoke")
     void oneWaySendsAreStored() throws Exception {
         try (Clients clients = new Clients()) {
             String topic = Cluster.createTopic("oneway", 4);
@@ -112,7 +109,6 @@ class SendTest {
     }
 
     @Test
-    @Tag("smoke")
     void batchIsStoredAsSeparateMessagesInOrder() throws Exception {
         try (Clients clients = new Clients()) {
             String topic = Cluster.createTopic("batch", 1);
@@ -158,7 +154,6 @@ class SendTest {
     }
 
     @Test
-    @Tag("smoke")
     void largeBodyIsStoredCompressedAndReadBackWhole() throws Exception {
         try (Clients clients = new Clients()) {
             String topic = Cluster.createTopic("compressed", 1);
