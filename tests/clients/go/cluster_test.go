@@ -258,7 +258,8 @@ func into(in *inbox) listener {
 }
 
 // push starts a push consumer; stop it earlier than the end of the test with the result.
-func push(t *testing.T, group, topic, tags string, consume listener, options ...consumer.Option) func() {
+func push(t *testing.T, group, topic, tags string, consume listener,
+	options ...consumer.Option) func() {
 	t.Helper()
 	all := append([]consumer.Option{consumer.WithNsResolver(resolver()),
 		consumer.WithGroupName(group), consumer.WithInstance(instance()),

@@ -23,7 +23,8 @@ func brokerName(t *testing.T, topic string) string {
 	must(t, err)
 	var route struct{ QueueDatas []struct{ BrokerName string } }
 	// The broker addresses of the answer have unquoted keys: cut them off.
-	if err := json.Unmarshal([]byte(masterAddress.ReplaceAllString(body, `{"0":"$1"`)), &route); err != nil {
+	quoted := masterAddress.ReplaceAllString(body, `{"0":"$1"`)
+	if err := json.Unmarshal([]byte(quoted), &route); err != nil {
 		t.Fatalf("%v in %s", err, body)
 	}
 	return route.QueueDatas[0].BrokerName

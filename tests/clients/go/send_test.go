@@ -104,7 +104,8 @@ func TestQueueSelectorChoosesTheQueue(t *testing.T) {
 	sender := newProducer(t, producer.WithQueueSelector(producer.NewManualQueueSelector()))
 	for i := 0; i < 8; i++ {
 		one := message(topic, "t", "selected")
-		one.Queue = &primitive.MessageQueue{Topic: topic, BrokerName: brokerName(t, topic), QueueId: i % 4}
+		one.Queue = &primitive.MessageQueue{Topic: topic, BrokerName: brokerName(t, topic),
+			QueueId: i % 4}
 		result, err := sender.SendSync(context.Background(), one)
 		must(t, err)
 		if result.MessageQueue.QueueId != i%4 || result.QueueOffset != int64(i/4) {

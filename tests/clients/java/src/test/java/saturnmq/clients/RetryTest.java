@@ -22,7 +22,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.junit.jupiter.api.Test;
 
-/** Redelivery, dead letters and delay levels. Needs the broker's messageDelayLevel of scripts/test. */
+/** Redelivery, dead letters, delay levels. Needs the messageDelayLevel of scripts/test. */
 class RetryTest {
     /** Level 1, 2 and 18 of the table; the levels between are one second. */
     private static final Map<Integer, Integer> DELAY_SECONDS = Map.of(1, 1, 2, 2, 18, 3);

@@ -78,7 +78,8 @@ class SendTest {
                 producer.send(message(topic, "t", "async-" + i), new SendCallback() {
                     @Override
                     public void onSuccess(SendResult result) {
-                        places.add(result.getMessageQueue().getQueueId() + "/" + result.getQueueOffset());
+                        int queue = result.getMessageQueue().getQueueId();
+                        places.add(queue + "/" + result.getQueueOffset());
                         done.countDown();
                     }
 

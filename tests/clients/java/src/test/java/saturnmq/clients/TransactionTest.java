@@ -44,7 +44,7 @@ class TransactionTest {
                 clients.transactionProducer(Cluster.unique("transaction"));
             producer.setTransactionListener(new TransactionListener() {
                 @Override
-                public LocalTransactionState executeLocalTransaction(Message message, Object commit) {
+                public LocalTransactionState executeLocalTransaction(Message sent, Object commit) {
                     return (Boolean) commit ? LocalTransactionState.COMMIT_MESSAGE
                         : LocalTransactionState.ROLLBACK_MESSAGE;
                 }
