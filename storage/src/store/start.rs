@@ -17,6 +17,7 @@ use crate::index_file::Index;
 use crate::layout::Layout;
 use crate::lock::StoreLock;
 use crate::log_window::LogWindow;
+use crate::metrics::WriteMetrics;
 use crate::opening::Recovered;
 use crate::queue_table::QueueTable;
 use crate::reader::ReadShared;
@@ -33,6 +34,7 @@ struct Parts {
     index: Arc<Index>,
     watermarks: Arc<Watermarks>,
     dispatch: Arc<DispatchState>,
+    metrics: Arc<WriteMetrics>,
 }
 
 /// Starts the threads of a recovered store, the flusher last: it speaks for all that is behind it.
@@ -51,6 +53,7 @@ pub(super) fn start(
         dispatch: Arc::new(DispatchState::new(last)),
         table: recovered.table,
         index: recovered.index,
+        metrics: Arc::default(),
         config,
         layout,
     };
@@ -77,6 +80,7 @@ pub(super) fn start(
         marks: Arc::clone(&parts.watermarks),
         queues: TableOffsets::new(Arc::clone(&parts.table)),
         dispatcher: sender,
+        metrics: Arc::clone(&parts.metrics),
         wake: Box::new(move |port| for_writer.wake(port)),
     };
     let log_start = LogStart {
@@ -159,7 +163,7 @@ impl Parts {
             disk_full: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             writing: running.writer.plan.summary(),
-            metrics: Arc::clone(&running.writer.metrics),
+            metrics: self.metrics,
             running: Mutex::new(Some(running)),
         }
     }

@@ -44,6 +44,8 @@ pub(crate) struct Connections<Q> {
     pub queues: Q,
     /// Where acknowledged records go.
     pub dispatcher: DispatchSender,
+    /// What the writer measures.
+    pub metrics: Arc<WriteMetrics>,
     /// Called with the number of a port that got results.
     pub wake: Box<dyn FnMut(usize) + Send>,
 }
@@ -61,8 +63,6 @@ pub(crate) struct RunningWriter {
     pub tail: TailReaders,
     /// How the log is written, for the banner.
     pub plan: DiskPlan,
-    /// What it measures.
-    pub metrics: Arc<WriteMetrics>,
 }
 
 /// Starts the writer on a recovered log; returns it with its ports.
@@ -120,7 +120,6 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
     let limits = port_limits(config);
     let (ports, ends) = (0..ports).map(|_| port(limits, Arc::clone(&bell))).unzip();
     let stop = Arc::new(AtomicBool::new(false));
-    let metrics = Arc::new(WriteMetrics::default());
     let seed = Seed {
         geometry,
         flush_interval: config.flush_interval,
@@ -133,7 +132,6 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
         bell: Arc::clone(&bell),
         stop: Arc::clone(&stop),
         plan: plan.clone(),
-        metrics: Arc::clone(&metrics),
         may_fall_back: config.engine == DiskEngine::Auto && forced.is_none(),
         cpu: config.writer_cpu,
         connections,
@@ -150,7 +148,6 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
         status,
         tail: readers,
         plan,
-        metrics,
     };
     Ok((running, ports))
 }
@@ -289,7 +286,6 @@ struct Seed<Q> {
     plan: DiskPlan,
     may_fall_back: bool,
     cpu: Option<usize>,
-    metrics: Arc<WriteMetrics>,
     connections: Connections<Q>,
 }
 
@@ -365,6 +361,7 @@ impl<Q: QueueOffsets> Seed<Q> {
             marks,
             queues,
             dispatcher,
+            metrics,
             mut wake,
         } = self.connections;
         let parts = WriterParts {
@@ -379,7 +376,7 @@ impl<Q: QueueOffsets> Seed<Q> {
             marks,
             status: self.status,
             dispatcher,
-            metrics: self.metrics,
+            metrics,
             last_store_timestamp: self.last_store_timestamp,
         };
         match Writer::new(parts, self.active) {

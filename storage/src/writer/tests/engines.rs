@@ -65,6 +65,7 @@ fn start(
         marks: Arc::clone(&marks),
         queues: TableOffsets::new(table),
         dispatcher: sender,
+        metrics: Arc::default(),
         wake: Box::new(|_| ()),
     };
     let (writer, ports) =
