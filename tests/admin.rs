@@ -308,6 +308,19 @@ fn topic_statistics_name_every_queue_with_its_times() {
         .map(|(_, at)| at.last_update_timestamp)
         .collect();
     assert!(times[0] == 0 && times[1] > 1_600_000_000_000, "{times:?}");
+    let entries = [
+        ("topic", "Orders"),
+        ("queueId", "1"),
+        ("index", "0"),
+        ("count", "5"),
+        ("consumerGroup", "nobody"),
+    ];
+    let answer = ask(&mut client, request::QUERY_CONSUME_QUEUE, &entries, &[]);
+    let said: Value = body(&answer);
+    assert_eq!(said["queueData"].as_array().map(Vec::len), Some(1));
+    assert_eq!(said["filterData"], "nobody@Orders is not online!");
+    assert_eq!(said["maxQueueIndex"], 1);
+    assert_eq!(said["queueData"][0]["eval"], false);
     let absent = ask(
         &mut client,
         request::GET_TOPIC_STATS_INFO,

@@ -135,6 +135,7 @@ fn admin_request(broker: &Broker, request: &Request<'_>) -> Answer {
         request::VIEW_BROKER_STATS_DATA => stats::item(broker, request),
         request::GET_ALL_CONSUMER_OFFSET => stats::consumer_offsets(broker, request),
         request::GET_ALL_DELAY_OFFSET => stats::delay_offsets(broker, request),
+        request::QUERY_CONSUME_QUEUE => query::queue_entries(broker, request),
         request::GET_CONSUMER_CONNECTION_LIST => connections::consumers(broker, request),
         request::GET_PRODUCER_CONNECTION_LIST => connections::producers(broker, request),
         request::GET_ALL_PRODUCER_INFO => connections::all_producers(broker, request),

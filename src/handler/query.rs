@@ -1,11 +1,14 @@
-//! Messages by key and by place: requests 12 and 33 (docs/behaviour.md, Queries).
+//! Messages by key and by place, and entries of queues: requests 12, 33 and 321 (docs/behaviour.md, Queries).
 
-use saturnmq_net::messages::query::{QueryMessage, ViewMessage};
+use saturnmq_net::messages::query::{QueryConsumeQueue, QueryMessage, ViewMessage};
+use saturnmq_net::messages::stats::{ConsumeQueueData, QueryConsumeQueueResponse};
 use saturnmq_storage::index_file::IndexHits;
+use saturnmq_storage::reader::PullFilter as _;
 
 use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::handler::QUERY_NOT_FOUND;
+use crate::handler::topic::json_reply;
 use crate::services::ServiceContext;
 
 /// Most bytes of records in one answer: it must fit a frame.
@@ -93,5 +96,59 @@ pub fn by_id(_broker: &Broker, request: &Request<'_>) -> Answer {
             }
             Err(error) => Reply::error(SYSTEM_ERROR, error.to_string()),
         }
+    }))
+}
+
+/// Most entries of a queue in one answer.
+const MAX_ENTRIES: i32 = 10_000;
+
+/// 321: entries of a consume queue, and whether a group's filter passes them.
+pub fn queue_entries(broker: &Broker, request: &Request<'_>) -> Answer {
+    let asked = match QueryConsumeQueue::decode(&request.command.ext) {
+        Ok(asked) => asked,
+        Err(error) => return error.into(),
+    };
+    let (topic, queue_id) = (asked.topic, asked.queue_id);
+    let Some(queue) = broker.store.queue(topic, queue_id) else {
+        let remark = format!("{queue_id}@{topic} is not exist!");
+        return Reply::error(SYSTEM_ERROR, remark).into();
+    };
+    let group = asked.consumer_group.filter(|group| !group.is_empty());
+    let subscription = group.and_then(|group| {
+        let online = broker.clients.consumer(group)?;
+        online.with_view(|view| view.subscriptions.get(topic).cloned())
+    });
+    let missing = group
+        .filter(|_| subscription.is_none())
+        .map(|group| format!("{group}@{topic} is not online!"));
+    let from = asked.index;
+    let count = usize::try_from(asked.count.min(MAX_ENTRIES)).unwrap_or(0);
+    Answer::Later(Box::new(move |_| {
+        let mut entries = Vec::new();
+        // Entries are read up to the end of one queue file.
+        let read = queue.entries(from.max(queue.min_offset()), count, &mut entries);
+        if let Err(error) = read {
+            return Reply::error(SYSTEM_ERROR, error.to_string());
+        }
+        let passes = |tags_code: i64| {
+            let filter = subscription.as_ref().map(|s| &s.filter);
+            filter.is_some_and(|filter| filter.matches_code(tags_code))
+        };
+        json_reply(&QueryConsumeQueueResponse {
+            filter_data: missing,
+            max_queue_index: queue.max_offset(),
+            min_queue_index: queue.min_offset(),
+            queue_data: entries
+                .iter()
+                .map(|entry| ConsumeQueueData {
+                    eval: passes(entry.tags_code),
+                    physic_offset: i64::try_from(entry.physical_offset).unwrap_or(-1),
+                    physic_size: i32::try_from(entry.size).unwrap_or(i32::MAX),
+                    tags_code: entry.tags_code,
+                    ..ConsumeQueueData::default()
+                })
+                .collect(),
+            subscription_data: subscription.as_ref().map(|s| s.data.clone()),
+        })
     }))
 }
