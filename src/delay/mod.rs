@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use saturnmq_storage::append_queue::PushError;
+use saturnmq_storage::error::ReadError;
 use saturnmq_storage::format::consume_entry::ConsumeEntry;
 use saturnmq_storage::format::message::{MessageParts, sys_flag};
 use saturnmq_storage::format::record::Record;
@@ -213,6 +214,8 @@ fn deliver(
     match services.reader.record(entry.physical_offset, record) {
         Ok(true) => {}
         Ok(false) => return skip(services, level, "its record is gone"),
+        // It will not get better, and those behind it must not wait for that.
+        Err(ReadError::Damaged { .. }) => return skip(services, level, "its record is damaged"),
         Err(error) => {
             tracing::warn!(level = level.number, %error, "a delayed message cannot be read now");
             return Due::Later;

@@ -408,9 +408,11 @@ fn message<'a>(
 }
 
 fn sys_flags(send: &SendRequest<'_>, topic: &Topic) -> i32 {
+    // Only Apache's batch queues hold inner batches: recovery would make no entry for the record.
+    let flags = send.sys_flag & !sys_flag::INNER_BATCH;
     match topic.config.filter_type {
-        TopicFilterType::MultiTag => send.sys_flag | sys_flag::MULTI_TAGS,
-        TopicFilterType::SingleTag => send.sys_flag,
+        TopicFilterType::MultiTag => flags | sys_flag::MULTI_TAGS,
+        TopicFilterType::SingleTag => flags,
     }
 }
 

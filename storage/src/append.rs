@@ -109,6 +109,13 @@ impl Unanswered {
         self.waiting.is_empty()
     }
 
+    /// Whether the next answer is due now that the log is acknowledged up to this offset.
+    pub fn is_due(&self, acknowledged: u64) -> bool {
+        self.waiting
+            .front()
+            .is_some_and(|front| front.end <= acknowledged)
+    }
+
     /// A staged entry.
     pub fn staged(&mut self, port: usize, entry: Entry, place: Place, end: u64) {
         self.push(port, entry, place, end, None);

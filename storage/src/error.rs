@@ -154,6 +154,31 @@ pub enum FlushError {
     /// The checkpoint could not be written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// A sync failed earlier, and the kernel may have dropped what it was to write.
+    #[error("a sync failed earlier ({0}); the next start makes what is missing from the log")]
+    Lost(String),
+}
+
+impl FlushError {
+    /// Whether a repeated sync could report a success that never happened.
+    pub(crate) fn is_lost(&self) -> bool {
+        let (source, synced) = match self {
+            Self::Queue(ConsumeQueueError::Mapping(MappingError::File {
+                action, source, ..
+            }))
+            | Self::Index(IndexError::Mapping(MappingError::File { action, source, .. })) => {
+                (source, *action == "sync")
+            }
+            Self::Queue(ConsumeQueueError::File { source, .. })
+            | Self::Index(IndexError::File { source, .. }) => (source, true),
+            _ => return false,
+        };
+        let passing = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EINTR];
+        synced
+            && source
+                .raw_os_error()
+                .is_none_or(|error| !passing.contains(&error))
+    }
 }
 
 /// Why queue or index files of expired records could not be deleted.
@@ -189,4 +214,23 @@ pub enum CloseError {
     /// Writing to the log failed earlier; `abort` stays.
     #[error("the log was read-only: {0}")]
     ReadOnly(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_sync_is_lost_and_a_failed_open_is_not() {
+        let error = |action, errno| {
+            FlushError::Queue(ConsumeQueueError::Mapping(MappingError::File {
+                action,
+                path: PathBuf::new(),
+                source: io::Error::from_raw_os_error(errno),
+            }))
+        };
+        assert!(error("sync", libc::EIO).is_lost());
+        assert!(!error("sync", libc::EINTR).is_lost());
+        assert!(!error("open", libc::EIO).is_lost());
+    }
 }

@@ -41,6 +41,8 @@ pub(crate) struct Flusher {
     /// Where the dispatcher was at an earlier look; a resume point once the log is durable up to
     /// there.
     pub(crate) candidate: Option<LastRecord>,
+    /// The sync that failed and is not tried again.
+    pub(crate) lost: Option<String>,
 }
 
 impl Flusher {
@@ -61,6 +63,22 @@ impl Flusher {
         } else {
             Ok(())
         }
+    }
+
+    /// Makes queues and index durable, unless that failed before: then there is no resume point
+    /// any more until the store is opened anew.
+    fn sync(&mut self) -> Result<(), FlushError> {
+        if let Some(why) = &self.lost {
+            return Err(FlushError::Lost(why.clone()));
+        }
+        let synced = self.table.flush().map_err(FlushError::from);
+        let synced = synced.and_then(|()| Ok(self.index.flush()?));
+        if let Err(error) = &synced
+            && error.is_lost()
+        {
+            self.lost = Some(error.to_string());
+        }
+        synced
     }
 
     /// Makes queues and index durable and stores `place` as the resume point.
@@ -85,8 +103,7 @@ impl Flusher {
                 .max(queue.max_offset()),
         });
         let queues = ends.collect();
-        self.table.flush()?;
-        self.index.flush()?;
+        self.sync()?;
         let point = ResumePoint {
             log_offset: place.end,
             last_record: place.start,

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::append_queue::Doorbell;
-use crate::commit_log::LogStatus;
+use crate::commit_log::{LatchOnPanic, LogStatus};
 use crate::disk::ZERO_BYTES;
 use crate::disk::aligned::AlignedMemory;
 use crate::segments::{Segment, Segments, is_no_space, sync_dir};
@@ -204,6 +204,7 @@ struct Work {
 
 impl Work {
     fn run(mut self) {
+        let _guard = LatchOnPanic::new(Arc::clone(&self.shared.status), "preparer");
         be_polite(NICE);
         loop {
             let (wanted, urgent, removal) = {

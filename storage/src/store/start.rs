@@ -70,6 +70,7 @@ pub(super) fn start(
         made: last,
         made_at: Instant::now(),
         candidate: None,
+        lost: None,
     };
     if changed {
         flusher.make(last)?;

@@ -301,7 +301,8 @@ where
         self.zero_ahead();
         self.sync_if_due(now);
         self.release_files();
-        if !self.unanswered.is_empty()
+        // With nothing to answer, waiting starts the writes: one system call for both.
+        if self.unanswered.is_due(self.marks.acknowledged())
             && let Err(error) = self.disk.start()
         {
             self.latch(&format!("starting a write failed: {error}"));
