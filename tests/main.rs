@@ -1,6 +1,7 @@
 //! The one integration binary: each module holds one kind of promise.
 
 mod admin;
+mod admin_replay;
 mod conversation;
 mod serve;
 mod style;

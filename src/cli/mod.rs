@@ -8,9 +8,23 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+const EXAMPLES: &str = "\
+Examples:
+  saturnmq serve
+      a broker and its name server on this host
+  saturnmq admin send Hello --body hi
+  saturnmq admin consume Hello --from earliest --exit
+  saturnmq bench produce --seconds 10";
+
 /// A RocketMQ-compatible message broker for one Linux host.
 #[derive(Debug, Parser)]
-#[command(name = "saturnmq", version, about, propagate_version = true)]
+#[command(
+    name = "saturnmq",
+    version,
+    about,
+    propagate_version = true,
+    after_help = EXAMPLES
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
