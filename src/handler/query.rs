@@ -1,4 +1,5 @@
-//! Messages by key and by place, and entries of queues: requests 12, 33 and 321 (docs/behaviour.md, Queries).
+//! Messages by key and by place, and entries of queues: requests 12, 33 and 321
+//! (docs/behaviour.md, Queries).
 
 use saturnmq_net::messages::query::{QueryConsumeQueue, QueryMessage, ViewMessage};
 use saturnmq_net::messages::stats::{ConsumeQueueData, QueryConsumeQueueResponse};
