@@ -341,6 +341,13 @@ fn start_schedules(broker: &Arc<Broker>) {
     every(PERSIST_RETRY, move || shared.persist.retry_failed());
     let shared = Arc::clone(broker);
     every(NAME_SERVER_SCAN, move || close_silent_brokers(&shared));
+    if broker.ports.name_server.is_some() {
+        // Like any broker again and again: what others unregistered by mistake comes back.
+        let shared = Arc::clone(broker);
+        every(broker.config.register_period, move || {
+            shared.register_local();
+        });
+    }
     let shared = Arc::clone(broker);
     every(stats::TICK, move || {
         shared.stats.tick(now_ms(), |look| {

@@ -222,8 +222,9 @@ fn encode_notification(out: &mut Vec<u8>, group: &str) {
     encoder.finish();
 }
 
-/// A connection is gone: its registrations with it.
+/// A connection is gone: its registrations with it, also those of a broker at the name server.
 pub fn closed(broker: &Broker, channel: Channel) {
+    broker.name_server.registry().connection_closed(channel);
     for group in broker.clients.closed(channel, now_ms()) {
         notify(broker, &group, None);
     }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use saturnmq_net::codes::{request, response};
@@ -22,6 +22,7 @@ use saturnmq_net::messages::topic::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 
 use crate::broker::Broker;
 use crate::topics;
@@ -41,6 +42,7 @@ const READ_WRITE: i32 = 6;
 pub struct Registrar {
     broker: Arc<Broker>,
     changed: Vec<Arc<Notify>>,
+    tasks: Mutex<Vec<AbortHandle>>,
 }
 
 /// What went wrong with one exchange.
@@ -66,17 +68,22 @@ impl Registrar {
             .iter()
             .map(|_| Arc::default())
             .collect();
-        Self { broker, changed }
+        Self {
+            broker,
+            changed,
+            tasks: Mutex::default(),
+        }
     }
 
     /// Starts a task per name server on the current runtime.
     pub fn spawn(&self) {
         for (address, changed) in self.broker.config.name_servers.iter().zip(&self.changed) {
-            tokio::spawn(keep_registered(
+            let task = tokio::spawn(keep_registered(
                 Arc::clone(&self.broker),
                 address.clone(),
                 Arc::clone(changed),
             ));
+            self.tasks().push(task.abort_handle());
         }
     }
 
@@ -87,8 +94,15 @@ impl Registrar {
         }
     }
 
-    /// Unregisters from every name server, at an orderly stop.
+    fn tasks(&self) -> MutexGuard<'_, Vec<AbortHandle>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Unregisters from every name server, at an orderly stop; nothing registers again after it.
     pub async fn unregister(&self) {
+        for task in self.tasks().drain(..) {
+            task.abort();
+        }
         for address in &self.broker.config.name_servers {
             let farewell = async {
                 let mut link = Link::open(address).await?;

@@ -506,6 +506,20 @@ mod tests {
     }
 
     #[test]
+    fn a_broker_that_others_unregistered_comes_back_with_the_same_version() {
+        let mut registry = Registry::<u64>::default();
+        let own = || registration("127.0.0.1:1", 1, &[("T", 4), ("U", 8)]);
+        registry.register(own(), None, 0).unwrap();
+        let namesake = registration("127.0.0.1:9", 1, &[("T", 4), ("U", 8)]);
+        registry.register(namesake, Some(9), 0).unwrap();
+        registry.connection_closed(9);
+        assert_eq!(registry.route("T"), None);
+        registry.register(own(), None, 0).unwrap();
+        let route = registry.route("T").unwrap();
+        assert_eq!(route.brokers[0].1.addresses[&0], "127.0.0.1:1");
+    }
+
+    #[test]
     fn a_single_topic_before_the_full_table_is_refused() {
         let mut registry = Registry::<u64>::default();
         let single = registration("127.0.0.1:1", 1, &[("T", 4)]);

@@ -245,3 +245,27 @@ fn long_names<'a>(fields: &[(&str, &'a str); 12]) -> Vec<(&'static str, &'a str)
         .zip(fields.iter().map(|field| field.1))
         .collect()
 }
+
+#[test]
+fn the_routes_of_a_broker_go_with_its_connection() {
+    let (running, _dir) = broker(&[]);
+    let mut other = Talk::to(running.address("name server"));
+    let mut client = Talk::to(running.address("name server"));
+    let identity = [
+        ("brokerName", "other"),
+        ("brokerAddr", "127.0.0.1:1"),
+        ("clusterName", "DefaultCluster"),
+        ("haServerAddr", "127.0.0.1:2"),
+        ("brokerId", "0"),
+    ];
+    let body = br#"{"topicConfigSerializeWrapper":{"topicConfigTable":{
+        "T":{"topicName":"T"},"U":{"topicName":"U"}}}}"#;
+    assert_eq!(other.ask(103, &identity, body).code, 0);
+    assert_eq!(client.ask(105, &[("topic", "T")], b"").code, 0);
+    drop(other);
+    let until = Instant::now() + PATIENCE;
+    while client.ask(105, &[("topic", "T")], b"").code == 0 {
+        assert!(Instant::now() < until, "the route stays");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
