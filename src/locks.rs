@@ -67,29 +67,21 @@ impl QueueLocks {
             return queues;
         }
         let client: Arc<str> = Arc::from(client);
-        self.group(group).change(|locks| {
-            let mut held = queues;
-            let mut room = MAX_LOCKS_PER_GROUP.saturating_sub(locks.len());
-            held.retain(|queue| match locks.get_mut(queue) {
-                Some(lock) if lock.client == client || lock.is_expired(now_ms) => {
-                    lock.client = Arc::clone(&client);
-                    lock.renewed_ms = now_ms;
-                    true
+        let mut held = queues;
+        loop {
+            let locks = self.group(group);
+            // A group without locks leaves the map under its mutex: start again then.
+            let kept = locks.change(|table| {
+                let kept = self.keeps(group, &locks);
+                if kept {
+                    take(table, &client, &mut held, now_ms);
                 }
-                Some(_) => false,
-                None if room == 0 => false,
-                None => {
-                    room -= 1;
-                    let lock = Lock {
-                        client: Arc::clone(&client),
-                        renewed_ms: now_ms,
-                    };
-                    locks.insert(queue.clone(), lock);
-                    true
-                }
+                kept
             });
-            held
-        })
+            if kept {
+                return held;
+            }
+        }
     }
 
     /// Frees those of `queues` that `client` holds.
@@ -126,9 +118,21 @@ impl QueueLocks {
     /// Forgets expired locks and groups without any; called now and then.
     pub fn sweep(&self, now_ms: i64) {
         let groups = self.groups.pin();
-        for (_, group) in &groups {
-            group.change(|locks| locks.retain(|_, lock| !lock.is_expired(now_ms)));
+        for (name, group) in &groups {
+            group.change(|locks| {
+                locks.retain(|_, lock| !lock.is_expired(now_ms));
+                if locks.is_empty() {
+                    groups.remove(name);
+                }
+            });
         }
+    }
+
+    fn keeps(&self, name: &str, group: &Arc<GroupLocks>) -> bool {
+        let groups = self.groups.pin();
+        groups
+            .get(name)
+            .is_some_and(|held| Arc::ptr_eq(held, group))
     }
 
     fn group(&self, name: &str) -> Arc<GroupLocks> {
@@ -138,6 +142,34 @@ impl QueueLocks {
         }
         Arc::clone(groups.get_or_insert_with(Arc::from(name), Arc::default))
     }
+}
+
+/// Takes or renews locks, and leaves in `queues` those that `client` holds then.
+fn take(
+    locks: &mut HashMap<MessageQueue, Lock>,
+    client: &Arc<str>,
+    queues: &mut Vec<MessageQueue>,
+    now_ms: i64,
+) {
+    let mut room = MAX_LOCKS_PER_GROUP.saturating_sub(locks.len());
+    queues.retain(|queue| match locks.get_mut(queue) {
+        Some(lock) if lock.client == *client || lock.is_expired(now_ms) => {
+            lock.client = Arc::clone(client);
+            lock.renewed_ms = now_ms;
+            true
+        }
+        Some(_) => false,
+        None if room == 0 => false,
+        None => {
+            room -= 1;
+            let lock = Lock {
+                client: Arc::clone(client),
+                renewed_ms: now_ms,
+            };
+            locks.insert(queue.clone(), lock);
+            true
+        }
+    });
 }
 
 #[cfg(test)]
@@ -191,5 +223,21 @@ mod tests {
         assert!(!locks.holds_any("g", 1001 + LOCK_LIFE_MS));
         locks.unlock("g", "a", &queues(&[0]));
         assert!(!locks.holds_any("g", 1000));
+    }
+
+    #[test]
+    fn groups_whose_locks_expired_are_forgotten() {
+        let locks = QueueLocks::default();
+        for number in 0..100 {
+            locks.lock(&format!("g{number}"), "a", queues(&[0]), 1000);
+        }
+        locks.lock("late", "a", queues(&[0]), 50_000);
+        locks.sweep(1001 + LOCK_LIFE_MS);
+        assert_eq!(locks.groups.len(), 1);
+        assert_eq!(
+            ids(&locks.lock("g0", "b", queues(&[0]), 70_000)),
+            [0],
+            "a forgotten group can be locked again"
+        );
     }
 }
