@@ -22,7 +22,7 @@ use crate::answer::{Channel, Reply, ReplySlot, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::config::LiveConfig;
 use crate::core::{Core, write_reply};
-use crate::handler::pull_checks::missing_topic_remark;
+use crate::handler::pull_checks::{missing_topic_remark, pulled_none};
 use crate::handler::{PULL_NOT_FOUND, PULL_OFFSET_MOVED, PULL_RETRY_IMMEDIATELY, TOPIC_NOT_EXIST};
 use crate::parked::{Parked, ParkedLimits};
 use crate::services::Work;
@@ -34,6 +34,8 @@ use crate::traffic::GroupTraffic;
 const DISPATCH_WAIT: Duration = Duration::from_secs(1);
 /// Parked requests looked at again per pass; the rest follow in the next one.
 const LOOKS_PER_PASS: usize = 8192;
+/// Bytes not sent to a client above which its waiting pulls get no messages, but are to ask again.
+const CROWDED: usize = 4 << 20;
 /// Most bytes of records in one response: it must fit a frame of 16 MiB.
 const MAX_BODY: usize = 15 << 20;
 /// Which messages a pull wants.
@@ -509,6 +511,10 @@ fn look(core: &mut Core, index: u32, io: &mut Outbox) {
         core.pulls.parked.take(index);
         return gone(&pull, conn, io);
     }
+    if io.unsent(conn) > CROWDED {
+        core.pulls.parked.take(index);
+        return again(&pull, conn, io);
+    }
     loop {
         match read(core, conn, &mut pull, io) {
             Read::Answered => {
@@ -538,17 +544,26 @@ fn gone(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {
     write_reply(io, conn, pull.to, &Reply::error(TOPIC_NOT_EXIST, remark));
 }
 
+/// Has the client ask again from where the pull has come to.
+fn again(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {
+    let none = pulled_none(pull, PullStatus::NoMatchedMessage, pull.scanned);
+    nothing(pull, &none, conn, io);
+}
+
 /// Answers what waited for the dispatcher.
 fn caught_up(core: &mut Core, io: &mut Outbox) {
-    while core.pulls.is_dispatched(&core.broker) {
-        let Some((_, index, conn)) = core.pulls.behind.pop_front() else {
-            return;
-        };
+    let dispatched = core.broker.store.watermarks().dispatched();
+    while let Some(&(target, index, conn)) = core.pulls.behind.front() {
         // The index may belong to something else by now: then another connection or no such wait.
+        // Waits that are over go even if the dispatcher never comes that far.
         let waits = matches!(
             core.pulls.parked.get(index),
             Some((owner, Waiting::Dispatch(..) | Waiting::QueueEnd(..))) if owner == conn
         );
+        if waits && target > dispatched {
+            break;
+        }
+        core.pulls.behind.pop_front();
         if waits {
             expire(core, index, io);
         }
@@ -569,6 +584,9 @@ fn expire(core: &mut Core, index: u32, io: &mut Outbox) {
     };
     if core.broker.topics.get(&pull.topic.config.name).is_none() {
         return gone(&pull, conn, io);
+    }
+    if io.unsent(conn) > CROWDED {
+        return again(&pull, conn, io);
     }
     if let Read::Nothing(pulled) = read(core, conn, &mut pull, io) {
         nothing(&pull, &pulled, conn, io);

@@ -260,20 +260,25 @@ pub fn missing_topic_remark(topic: &str, version: i32) -> String {
 
 /// Tells the client of a reset that an administrator made.
 fn moved(pull: &Pull, offset: i64, request: &Request<'_>, io: &mut Outbox) -> Answer {
-    let pulled = Pulled {
-        status: PullStatus::OffsetTooSmall,
-        next_begin: offset,
-        min: pull.queue.min_offset(),
-        max: pull.queue.max_offset(),
-        count: 0,
-        bytes: 0,
-        damaged: 0,
-        far_behind: false,
-    };
+    let pulled = pulled_none(pull, PullStatus::OffsetTooSmall, offset);
     if let Some(out) = io.buffer(request.conn)
         && !request.command.is_oneway()
     {
         pull::encode_status(out, pull, PULL_OFFSET_MOVED, "OFFSET_RESET", &pulled);
     }
     Answer::Sent
+}
+
+/// What a pull comes to that read nothing.
+pub fn pulled_none(pull: &Pull, status: PullStatus, next_begin: i64) -> Pulled {
+    Pulled {
+        status,
+        next_begin,
+        min: pull.queue.min_offset(),
+        max: pull.queue.max_offset(),
+        count: 0,
+        bytes: 0,
+        damaged: 0,
+        far_behind: false,
+    }
 }
