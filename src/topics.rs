@@ -178,8 +178,11 @@ impl Topic {
         else {
             return open(&self.config.name, queue_id);
         };
-        if let Some(queue) = cell.get() {
-            return Some(Arc::clone(queue));
+        match cell.get() {
+            Some(queue) if !queue.is_removed() => return Some(Arc::clone(queue)),
+            // Kept while the topic was removed and made again at the same time.
+            Some(_) => return open(&self.config.name, queue_id),
+            None => {}
         }
         let queue = open(&self.config.name, queue_id)?;
         // Another core may have been faster; the store gives both the same queue.
