@@ -85,7 +85,8 @@ pub fn update(broker: &Broker, request: &Request<'_>) -> Answer {
             return Reply::error(TOPIC_NOT_EXIST, remark).into();
         }
     }
-    if broker.offsets.has_reset(group, topic, commit.queue_id) {
+    let resets = broker.live.load().server_side_reset;
+    if resets && broker.offsets.has_reset(group, topic, commit.queue_id) {
         return Reply::success()
             .remark("Offset has been previously reset")
             .into();
