@@ -425,9 +425,9 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Makes durable what was found behind the resume point. A process that was killed leaves bytes
-    /// that only the page cache or the drive's cache holds; records that are acknowledged from now on
-    /// stand behind them, and a hole in front of those would take them along.
+    /// Makes durable what was found behind the resume point. A process that was killed leaves
+    /// bytes that only the page cache or the drive's cache holds; records that are acknowledged
+    /// from now on stand behind them, and a hole in front of those would take them along.
     fn sync_log(&self) -> Result<(), OpenError> {
         let from = self.resume.as_ref().map_or(0, |point| point.log_offset);
         for base in &self.bases {
