@@ -344,6 +344,8 @@ struct Inbox {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
+    /// The socket's present read timeout; zero before the first read.
+    timeout: Duration,
 }
 
 impl Inbox {
@@ -378,8 +380,15 @@ impl Inbox {
         }
     }
 
+    /// One read that waits no longer than `left`. The socket's timeout is rounded down to a power
+    /// of two so that it is set once, not before every read; the caller waits again for the rest.
     fn read(&mut self, stream: &mut TcpStream, left: Duration) -> io::Result<usize> {
-        stream.set_read_timeout(Some(left))?;
+        let millis = u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1);
+        let timeout = Duration::from_millis(1 << millis.ilog2());
+        if self.timeout != timeout {
+            stream.set_read_timeout(Some(timeout))?;
+            self.timeout = timeout;
+        }
         stream.read(self.bytes.get_mut(self.end..).unwrap_or_default())
     }
 

@@ -298,26 +298,39 @@ fn produce(
     producer.client.flush()?;
     let mut outstanding = plan.in_flight;
     while outstanding > 0 {
-        let Some((ok, latency)) = producer.answer(Instant::now() + ANSWER_TIMEOUT)? else {
+        let Some(first) = producer.answer(Instant::now() + ANSWER_TIMEOUT)? else {
             return Err(BenchError::System(format!(
                 "no answer within {ANSWER_TIMEOUT:?}"
             )));
         };
         let now = Instant::now();
-        if now >= counted_from && now < until {
-            if ok {
-                let micros = u64::try_from(latency.as_micros()).unwrap_or(MAX_LATENCY_US);
-                tally.latencies.saturating_record(micros.max(1));
-            } else {
-                tally.refused += 1;
-            }
-        }
-        if now < until {
-            producer.queue_one()?;
-            producer.client.flush()?;
-        } else {
+        let counted = now >= counted_from && now < until;
+        // Answers that came together are followed by sends that go together, as from a client
+        // whose threads were all woken by one read.
+        let mut next = Some(first);
+        while let Some((ok, latency)) = next {
             outstanding -= 1;
+            if counted {
+                tally.count(ok, latency);
+            }
+            if now < until {
+                producer.queue_one()?;
+                outstanding += 1;
+            }
+            next = producer.answer(now)?;
         }
+        producer.client.flush()?;
     }
     Ok(tally)
+}
+
+impl Tally {
+    fn count(&mut self, ok: bool, latency: Duration) {
+        if ok {
+            let micros = u64::try_from(latency.as_micros()).unwrap_or(MAX_LATENCY_US);
+            self.latencies.saturating_record(micros.max(1));
+        } else {
+            self.refused += 1;
+        }
+    }
 }
