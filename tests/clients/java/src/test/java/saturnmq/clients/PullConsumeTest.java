@@ -80,7 +80,10 @@ class PullConsumeTest {
             assertEquals(2, queues.size());
             consumer.assign(queues);
             for (MessageQueue queue : queues) {
-                consumer.seek(queue, 15);
+                Await.until("seek in " + queue, () -> {
+                    consumer.seek(queue, 15);
+                    return true;
+                });
             }
             // assign() has begun to pull at the start: what was under way may still come.
             Set<String> got = new HashSet<>();
@@ -122,6 +125,7 @@ class PullConsumeTest {
             });
             assertEquals(count, got.size());
             consumer.commitSync();
+            Cluster.awaitProgress(group, 0);
             return new HashSet<>(got);
         }
     }
