@@ -24,6 +24,9 @@ mod repair;
 pub use repair::KnownEnd;
 
 mod ends;
+mod recent;
+
+use recent::Recent;
 
 /// Bytes of an entry, as the unit of positions.
 const ENTRY: u64 = ENTRY_SIZE as u64;
@@ -95,6 +98,7 @@ pub struct ConsumeQueue {
     max: AtomicI64,
     /// Log offset after the record of the last entry.
     log_end: AtomicU64,
+    recent: Recent,
     writer: Mutex<Unsynced>,
 }
 
@@ -137,6 +141,7 @@ impl ConsumeQueue {
             min: AtomicI64::new(0),
             max: AtomicI64::new(0),
             log_end: AtomicU64::new(0),
+            recent: Recent::default(),
             writer: Mutex::default(),
         }
     }
@@ -209,20 +214,45 @@ impl ConsumeQueue {
         max: usize,
         out: &mut Vec<ConsumeEntry>,
     ) -> Result<(), MappingError> {
+        self.entries_by(from, max, out, |file, position, bytes| {
+            file.read_at(position, bytes).map(|()| true)
+        })
+        .map(|_| ())
+    }
+
+    /// As [`Self::entries`], but false, and nothing read, where that would map a file.
+    pub fn mapped_entries(
+        &self,
+        from: i64,
+        max: usize,
+        out: &mut Vec<ConsumeEntry>,
+    ) -> Result<bool, MappingError> {
+        self.entries_by(from, max, out, MappedFile::read_if_mapped)
+    }
+
+    fn entries_by(
+        &self,
+        from: i64,
+        max: usize,
+        out: &mut Vec<ConsumeEntry>,
+        read: impl Fn(&Arc<MappedFile>, u64, &mut [u8]) -> Result<bool, MappingError>,
+    ) -> Result<bool, MappingError> {
         let end = self.max_offset().min(self.next_file_offset(from));
         if from < self.min_offset() || from >= end {
-            return Ok(());
+            return Ok(true);
         }
         let files = self.files.load();
         let Some((file, mut position)) = files.at(from as u64 * ENTRY, self.file_size) else {
-            return Ok(());
+            return Ok(true);
         };
         let mut wanted = max.min((end - from) as usize);
         let mut bytes = [0; STEP * ENTRY_SIZE];
         while wanted > 0 {
             let step = wanted.min(STEP);
             let bytes = &mut bytes[..step * ENTRY_SIZE];
-            file.read_at(position, bytes)?;
+            if !read(file, position, bytes)? {
+                return Ok(false);
+            }
             for entry in bytes.as_chunks().0 {
                 // Damage counts as a gap: what stands behind it is readable.
                 out.push(ConsumeEntry::decode(entry).unwrap_or(ConsumeEntry::PRE_BLANK));
@@ -230,7 +260,7 @@ impl ConsumeQueue {
             position += bytes.len() as u64;
             wanted -= step;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Appends the entry of the record whose queue offset is `offset`. After an error nothing

@@ -451,6 +451,8 @@ impl Dispatcher {
                 size: item.size,
                 tags_code: entry_tags_code(record, &self.delay_levels_ms),
             };
+            let tail = (self.tail.start(), self.tail.size());
+            queue.note_recent(item.physical_offset, tail.0, tail.1);
             queue.append_in_place(item.queue_offset, entry)?;
             // The entry is shown; only now is asked who waits for it.
             let watchers = queue.take_watchers();

@@ -146,6 +146,19 @@ impl MappedFile {
         self.with(|mapping| mapping.read_at(position, out))
     }
 
+    /// As [`MappedFile::read_at`] if the file is mapped; false if it is not, and stays so.
+    pub fn read_if_mapped(
+        self: &Arc<Self>,
+        position: u64,
+        out: &mut [u8],
+    ) -> Result<bool, MappingError> {
+        if self.mapping.load().is_none() {
+            return Ok(false);
+        }
+        // Unmapped this very moment it is mapped again: rare, and correct.
+        self.read_at(position, out).map(|()| true)
+    }
+
     /// Stores `bytes` at `position`; only one thread stores to a file.
     pub fn write_at(self: &Arc<Self>, position: u64, bytes: &[u8]) -> Result<(), MappingError> {
         self.with(|mapping| mapping.write_at(position, bytes))
@@ -246,7 +259,7 @@ impl MappedFile {
         Ok(mapping)
     }
 
-    fn unmap(&self) {
+    pub(crate) fn unmap(&self) {
         let mut clock = self.budget.lock();
         if self.mapping.swap(None).is_some() {
             clock.mapped -= 1;

@@ -98,6 +98,27 @@ impl Queue {
         self.files.entries(from, max, out)
     }
 
+    /// As [`Self::entries`], but false, and nothing read, where that would map a file.
+    pub fn mapped_entries(
+        &self,
+        from: i64,
+        max: usize,
+        out: &mut Vec<ConsumeEntry>,
+    ) -> Result<bool, MappingError> {
+        self.files.mapped_entries(from, max, out)
+    }
+
+    /// Says that the next entry is for a record at `log_offset`: the dispatcher, before it appends.
+    pub fn note_recent(&self, log_offset: u64, tail_start: u64, tail_size: u64) {
+        self.files.note_recent(log_offset, tail_start, tail_size);
+    }
+
+    /// Whether looking at the entries from `offset` on waits for no disk while the tail begins at
+    /// `tail_start`.
+    pub fn is_recent(&self, offset: i64, tail_start: u64) -> bool {
+        self.files.is_recent(offset, tail_start)
+    }
+
     /// Queue offset of the first entry in the file after the one that holds `offset`.
     pub fn next_file_offset(&self, offset: i64) -> i64 {
         self.files.next_file_offset(offset)

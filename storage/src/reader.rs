@@ -2,7 +2,7 @@
 //!
 //! What must always hold: bytes that are handed out are a whole record that stands at its own log
 //! offset; what came from disk has the body checksum it was stored with. A hot read touches no log
-//! file.
+//! file, and of a queue only entries that were written a short while ago.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -262,6 +262,9 @@ impl StoreReader {
         let end = state.pulled.max.min(file_end);
         let most =
             (request.limits.max_filter_bytes / ENTRY_SIZE).max(request.max_count.max(1) as usize);
+        if !request.cold && !request.queue.is_recent(request.offset, self.tail.start()) {
+            return Ok(EntryStep::Cold);
+        }
         let mut entries = std::mem::take(&mut self.entries);
         let mut at = request.offset;
         let mut outcome = Ok(EntryStep::Next);
@@ -270,7 +273,20 @@ impl StoreReader {
                 .min(most - state.looked_at)
                 .min((end - at) as usize);
             entries.clear();
-            request.queue.entries(at, wanted, &mut entries)?;
+            let looked = match request.cold {
+                true => request
+                    .queue
+                    .entries(at, wanted, &mut entries)
+                    .map(|()| true),
+                false => request.queue.mapped_entries(at, wanted, &mut entries),
+            };
+            match looked {
+                Ok(true) => {}
+                Ok(false) if state.looked_at == 0 => outcome = Ok(EntryStep::Cold),
+                // What was found so far is an answer.
+                Ok(false) => {}
+                Err(error) => outcome = Err(error.into()),
+            }
             if entries.is_empty() {
                 break;
             }

@@ -175,6 +175,11 @@ pub struct TailReader {
 }
 
 impl TailReader {
+    /// Bytes the tail holds at most.
+    pub fn size(&self) -> u64 {
+        self.shared.size()
+    }
+
     /// Appends the bytes `[offset, offset + size)` of the log to `out`; false, and nothing
     /// appended, if they are not all in the tail (any more).
     pub fn copy(&mut self, offset: u64, size: usize, out: &mut Vec<u8>) -> bool {

@@ -346,3 +346,42 @@ fn readers_see_every_entry_below_the_published_offset() {
         }
     });
 }
+
+#[test]
+fn young_entries_are_those_whose_records_may_still_be_in_the_tail() {
+    let fixture = Fixture::new();
+    let queue = &fixture.queue;
+    let tail = 64 * RECORD;
+    assert!(!queue.is_recent(0, 0), "nothing was appended");
+    for number in 0..1000 {
+        let tail_start = (number * RECORD).saturating_sub(tail);
+        queue.note_recent(number * RECORD, tail_start, tail);
+        queue.append(number as i64, entry(number)).unwrap();
+        assert!(queue.is_recent(number as i64, tail_start));
+        assert!(queue.is_recent((tail_start / RECORD) as i64, tail_start));
+        assert!(!queue.is_recent((tail_start / RECORD) as i64 - 8, tail_start));
+    }
+    let after = 5000 * RECORD;
+    assert!(!queue.is_recent(999, after), "the tail has moved on");
+    queue.note_recent(5000 * RECORD, after - RECORD, tail);
+    queue.append(1000, entry(5000)).unwrap();
+    assert!(queue.is_recent(1000, after - RECORD));
+    assert!(!queue.is_recent(999, after - RECORD));
+}
+
+#[test]
+fn entries_of_a_file_that_is_not_mapped_are_left_alone_on_request() {
+    let fixture = Fixture::with_entries(250).reopened();
+    let budget = Arc::clone(&fixture.queue.budget);
+    for file in &fixture.queue.files.load().list {
+        file.read_at(0, &mut [0]).unwrap();
+    }
+    assert_eq!(budget.mapped(), 3);
+    let mut out = Vec::new();
+    assert!(fixture.queue.mapped_entries(120, 10, &mut out).unwrap());
+    assert_eq!(out.len(), 10);
+    let files = fixture.queue.files.load_full();
+    files.list[1].unmap();
+    assert!(!fixture.queue.mapped_entries(120, 10, &mut out).unwrap());
+    assert_eq!((out.len(), budget.mapped()), (10, 2));
+}

@@ -115,6 +115,40 @@ fn pulls_report_where_they_stand() {
 }
 
 #[test]
+fn a_pull_of_old_entries_is_cold_before_a_queue_file_is_looked_at() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = small_config(dir.path());
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    let queue = opened.store.queue_or_create("Old", 0);
+    let end = sender.send(&queue, b"first", b"").end;
+    wait_dispatched(&opened.store, end);
+    opened.store.close().expect("close");
+    drop(opened);
+    let mut opened = open(&config).expect("open again");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    let queue = opened.store.queue("Old", 0).expect("queue");
+    let mut reader = opened.store.reader().expect("reader");
+    let (limits, mut out) = (PullLimits::default(), Vec::new());
+    // A core that opened the file would find it gone.
+    let path = dir.path().join("consumequeue/Old/0/00000000000000000000");
+    let aside = dir.path().join("aside");
+    std::fs::rename(&path, &aside).expect("move");
+    let mut hot = |offset, out: &mut Vec<u8>| {
+        reader
+            .pull(&queue, offset, 32, &TagFilter::All, &limits, out)
+            .expect("no file is opened")
+    };
+    assert_eq!(hot(0, &mut out), PullOutcome::Cold);
+    std::fs::rename(&aside, &path).expect("move back");
+    let end = sender.send(&queue, b"second", b"").end;
+    wait_dispatched(&opened.store, end);
+    assert_eq!(hot(0, &mut out), PullOutcome::Cold);
+    assert!(matches!(hot(1, &mut out), PullOutcome::Ready(pulled) if pulled.count == 1));
+    opened.store.close().expect("close");
+}
+
+#[test]
 fn a_pull_keeps_to_byte_limits_and_to_its_queue_file() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let mut opened = open(&small_config(dir.path())).expect("open");
