@@ -22,6 +22,11 @@ const SYNC_EACH_MAX: usize = 32;
 /// Cores that can watch a queue: one bit each.
 pub const WATCHERS_MAX: usize = 64;
 
+/// A value that shares no cache line with its neighbours; two lines, for they are fetched in pairs.
+#[derive(Debug)]
+#[repr(align(128))]
+struct OwnLines<T>(T);
+
 /// One queue of a topic.
 #[derive(Debug)]
 pub struct Queue {
@@ -31,7 +36,8 @@ pub struct Queue {
     pub topic: Arc<str>,
     /// The queue's id in its topic.
     pub queue_id: i32,
-    next_offset: AtomicI64,
+    /// On cache lines of its own: the writer stores it while dispatcher and cores look at the rest.
+    next_offset: OwnLines<AtomicI64>,
     watchers: AtomicU64,
     removed: AtomicBool,
     files: ConsumeQueue,
@@ -50,12 +56,12 @@ impl Queue {
 
     /// The queue offset that the next message gets.
     pub fn next_offset(&self) -> i64 {
-        self.next_offset.load(Ordering::Acquire)
+        self.next_offset.0.load(Ordering::Acquire)
     }
 
     /// Sets the next offset: the writer's thread, and recovery before there is one.
     pub fn set_next_offset(&self, offset: i64) {
-        self.next_offset.store(offset, Ordering::Release);
+        self.next_offset.0.store(offset, Ordering::Release);
     }
 
     /// Asks for a wake-up of `core` at the next entry. The caller looks at
@@ -388,7 +394,7 @@ impl QueueTable {
             slot: self.next_slot.fetch_add(1, Ordering::Relaxed),
             topic: Arc::clone(&topic),
             queue_id,
-            next_offset: AtomicI64::new(0),
+            next_offset: OwnLines(AtomicI64::new(0)),
             watchers: AtomicU64::new(0),
             removed: AtomicBool::new(false),
             files,
