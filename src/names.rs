@@ -1,7 +1,7 @@
 //! Which topic and group names are allowed, and which belong to the system.
 //!
 //! Names become directory names and JSON keys, so every name that comes from a client is checked
-//! here before it is used for anything (docs/behaviour.md, Names).
+//! here before it is used for anything (docs/format.md, Names).
 
 use thiserror::Error;
 

@@ -321,18 +321,25 @@ fn every_page_that_code_cites_exists_with_that_heading() {
                 found.push(format!("{name}: {page} does not exist"));
                 continue;
             };
-            let Some(quoted) = rest[end + 3..].strip_prefix(", \"") else {
+            let Some(cited) = rest[end + 3..].strip_prefix(", ") else {
                 continue;
             };
-            let Some(close) = quoted.find('"') else {
-                continue;
+            let headings = || content.lines().filter(|line| line.starts_with('#'));
+            let stands = match cited.strip_prefix('"') {
+                Some(quoted) => {
+                    let heading = quoted.split('"').next().unwrap_or_default();
+                    headings().any(|line| line.trim_start_matches('#').trim() == heading)
+                }
+                // Without quotes the heading's end is not marked: one must begin there.
+                None => {
+                    !cited.starts_with(|first: char| first.is_ascii_uppercase())
+                        || headings()
+                            .any(|line| cited.starts_with(line.trim_start_matches('#').trim()))
+                }
             };
-            let heading = &quoted[..close];
-            let stands = content.lines().any(|line| {
-                line.starts_with('#') && line.trim_start_matches('#').trim() == heading
-            });
             if !stands {
-                found.push(format!("{name}: {page} has no heading \"{heading}\""));
+                let shown: String = cited.chars().take(40).collect();
+                found.push(format!("{name}: {page} has no heading for: {shown}"));
             }
         }
     }

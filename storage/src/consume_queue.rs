@@ -1,4 +1,4 @@
-//! The files of one consume queue (docs/format.md, Consume queue).
+//! The files of one consume queue (docs/format.md, Consume queue entry).
 //!
 //! One thread appends; any thread reads meanwhile without a lock. An entry is in the mapping
 //! before [`ConsumeQueue::max_offset`] covers it, so a reader that saw the offset sees the entry.

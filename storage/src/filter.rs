@@ -1,4 +1,4 @@
-//! Tag subscriptions: which queue entries a consumer wants (docs/behaviour.md, Tag filter).
+//! Tag subscriptions: which queue entries a consumer wants (docs/behaviour.md, Filters).
 //!
 //! Only tag codes are compared here, and codes collide: clients compare the tags themselves.
 

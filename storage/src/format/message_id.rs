@@ -1,5 +1,5 @@
 //! The broker's message id: store host and log offset in hexadecimal
-//! (docs/format.md, Message id).
+//! (docs/format.md, Offset message id).
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

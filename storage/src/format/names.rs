@@ -1,4 +1,4 @@
-//! Which topic names are legal (docs/behaviour.md, Names).
+//! Which topic names are legal (docs/format.md, Names).
 
 use thiserror::Error;
 
