@@ -443,7 +443,7 @@ struct Loaded {
 }
 
 fn parse(bytes: &[u8]) -> Result<Loaded, String> {
-    let root: Value = saturnmq_net::fastjson::from_slice(bytes).map_err(|e| e.to_string())?;
+    let root: Value = saturnmq_net::fastjson::from_file(bytes).map_err(|e| e.to_string())?;
     let table = root
         .get("subscriptionGroupTable")
         .and_then(Value::as_object)

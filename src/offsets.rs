@@ -283,7 +283,7 @@ struct Loaded {
 }
 
 fn parse(bytes: &[u8]) -> Result<Loaded, String> {
-    let root: Value = saturnmq_net::fastjson::from_slice(bytes).map_err(|e| e.to_string())?;
+    let root: Value = saturnmq_net::fastjson::from_file(bytes).map_err(|e| e.to_string())?;
     let table = root
         .get("offsetTable")
         .and_then(Value::as_object)
@@ -390,7 +390,7 @@ impl DelayOffsets {
 type DelayFile = (Generation, DataVersion, Vec<(i32, i64)>);
 
 fn parse_delay(bytes: &[u8]) -> Result<DelayFile, String> {
-    let root: Value = saturnmq_net::fastjson::from_slice(bytes).map_err(|e| e.to_string())?;
+    let root: Value = saturnmq_net::fastjson::from_file(bytes).map_err(|e| e.to_string())?;
     let table = root.get("offsetTable").ok_or("it has no offsetTable")?;
     let version = root.get("dataVersion");
     Ok((

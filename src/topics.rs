@@ -536,7 +536,7 @@ struct Loaded {
 }
 
 fn parse(bytes: &[u8]) -> Result<Loaded, String> {
-    let root: Value = saturnmq_net::fastjson::from_slice(bytes).map_err(|e| e.to_string())?;
+    let root: Value = saturnmq_net::fastjson::from_file(bytes).map_err(|e| e.to_string())?;
     let table = root
         .get("topicConfigTable")
         .and_then(Value::as_object)
@@ -716,5 +716,39 @@ mod tests {
         topics.create_if_absent(TopicConfig::new("T", 4, 6));
         topics.remove("T");
         assert_eq!(*heard.lock().expect("log"), ["+T", "-T"]);
+    }
+
+    #[test]
+    fn a_table_larger_than_a_frame_is_read_again() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let mut text = String::from(r#"{"dataVersion":{},"topicConfigTable":{"#);
+        for number in 0..18_000 {
+            let padding = "x".repeat(1000);
+            text.push_str(&format!(
+                r#""topic-{number}":{{"perm":6,"unknown":"{padding}"}},"#
+            ));
+        }
+        text.push_str("}}");
+        assert!(text.len() > 16 << 20);
+        let topics = topics(&dir, text.as_bytes());
+        assert!(topics.get("topic-17999").is_some());
+    }
+
+    #[test]
+    fn a_topic_that_kept_a_removed_queue_opens_it_anew() {
+        use saturnmq_storage::mapped_file::MapBudget;
+        use saturnmq_storage::queue_table::QueueTable;
+
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let queues = tempfile::tempdir().expect("temporary directory");
+        let topics = empty(&dir);
+        topics.create_if_absent(TopicConfig::new("T", 1, 6));
+        let topic = topics.get("T").expect("topic");
+        let table = QueueTable::new(queues.path(), 2000, MapBudget::new(10));
+        let open = |name: &str, id: i32| Some(table.get_or_create(name, id));
+        let first = topic.queue(0, open).expect("queue");
+        table.remove_topic("T").expect("removed");
+        let second = topic.queue(0, open).expect("queue");
+        assert!(first.is_removed() && !second.is_removed());
     }
 }

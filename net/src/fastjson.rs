@@ -87,12 +87,21 @@ pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, BodyError> {
     from_slice(text.as_bytes())
 }
 
+/// Reads a file of ours into a type: it may be larger than any body.
+pub fn from_file<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BodyError> {
+    T::deserialize(Lenient(parse_within(bytes, u32::MAX as usize, usize::MAX)?))
+}
+
 /// Reads a body as a tree of values. Objects as keys become their compact text.
 pub fn parse(bytes: &[u8]) -> Result<Value, BodyError> {
-    if bytes.len() > MAX_FRAME {
+    parse_within(bytes, MAX_FRAME, MAX_VALUES)
+}
+
+fn parse_within(bytes: &[u8], limit: usize, most_values: usize) -> Result<Value, BodyError> {
+    if bytes.len() > limit {
         return Err(BodyError::TooLarge {
             size: bytes.len(),
-            limit: MAX_FRAME,
+            limit,
         });
     }
     let text = std::str::from_utf8(bytes).map_err(|_| BodyError::NotUtf8)?;
@@ -101,6 +110,7 @@ pub fn parse(bytes: &[u8]) -> Result<Value, BodyError> {
         lexer: Lexer::new(text),
         buffer: String::new(),
         values: 0,
+        most_values,
     };
     let value = parser.value(0)?;
     match parser.lexer.peek() {
@@ -140,6 +150,7 @@ struct Parser<'t> {
     /// Unescaped text of the word at hand.
     buffer: String,
     values: usize,
+    most_values: usize,
 }
 
 impl Parser<'_> {
@@ -148,8 +159,10 @@ impl Parser<'_> {
             return Err(BodyError::TooDeep { limit: MAX_DEPTH });
         }
         self.values += 1;
-        if self.values > MAX_VALUES {
-            return Err(BodyError::TooManyValues { limit: MAX_VALUES });
+        if self.values > self.most_values {
+            return Err(BodyError::TooManyValues {
+                limit: self.most_values,
+            });
         }
         match self.lexer.peek() {
             Some(b'{') => self.object(depth),

@@ -54,7 +54,7 @@ impl NameServer {
     /// [`LoadError`] when the file and its backup are damaged.
     pub fn load(persist: &Persist) -> Result<Self, LoadError> {
         let kv = persist.load(File::NameServerKv, |bytes| {
-            fastjson::from_slice::<KvConfig>(bytes).map_err(|error| error.to_string())
+            fastjson::from_file::<KvConfig>(bytes).map_err(|error| error.to_string())
         })?;
         Ok(Self {
             registry: Mutex::default(),
