@@ -253,6 +253,26 @@ mod tests {
     }
 
     #[test]
+    fn text_of_every_length_ends_at_its_quote_with_and_without_escapes() {
+        let mut scratch = Scratch::default();
+        for length in 0..40 {
+            let (name, value) = ("n".repeat(length), "\u{e9}!#[]".repeat(length));
+            for escape in ["", "\\u0001", "\\u00e9", "\\\""] {
+                let wanted = escape
+                    .replace("\\u0001", "\u{1}")
+                    .replace("\\u00e9", "\u{e9}")
+                    .replace("\\\"", "\"");
+                let header =
+                    format!(r#"{{"extFields":{{"{name}":"{value}{escape}{value}","z":"1"}}}}"#);
+                let command = json(&header, &mut scratch).expect("a header");
+                let expected = format!("{value}{wanted}{value}");
+                assert_eq!(command.ext.get(&name), Some(&*expected), "{header}");
+                assert_eq!(command.ext.get("z"), Some("1"));
+            }
+        }
+    }
+
+    #[test]
     fn absent_members_have_defaults() {
         let mut scratch = Scratch::default();
         let command = json("{}", &mut scratch).expect("an empty header object");

@@ -145,12 +145,21 @@ impl<'o> Encoder<'o> {
     /// Adds a number.
     pub fn field_i64(&mut self, key: &str, value: i64) -> &mut Self {
         let mut digits = itoa::Buffer::new();
-        self.field_str(key, digits.format(value))
+        self.field_plain(key, digits.format(value))
+    }
+
+    /// Adds text in which JSON escapes nothing.
+    fn field_plain(&mut self, key: &str, value: &str) -> &mut Self {
+        if self.begin_field(key, value.len()) {
+            self.bytes(value.as_bytes());
+            self.end_field();
+        }
+        self
     }
 
     /// Adds a truth value.
     pub fn field_bool(&mut self, key: &str, value: bool) -> &mut Self {
-        self.field_str(key, if value { "true" } else { "false" })
+        self.field_plain(key, if value { "true" } else { "false" })
     }
 
     /// Writes a field's name and what stands before its value; false: it cannot be carried.

@@ -141,8 +141,13 @@ fn ext(lexer: &mut Lexer<'_>, scratch: &mut Scratch) -> Result<(), HeaderError> 
         if scratch.slots.len() == MAX_FIELDS {
             return Err(HeaderError::TooManyFields { limit: MAX_FIELDS });
         }
-        let name = lexer.name(&mut scratch.text)?;
-        let value = ext_value(lexer, scratch)?;
+        let (name, value) = match lexer.plain_member(&mut scratch.text)? {
+            Some((name, value)) => (name, Some(value)),
+            None => {
+                let name = lexer.name(&mut scratch.text)?;
+                (name, ext_value(lexer, scratch)?)
+            }
+        };
         scratch.slots.push(Slot { name, value });
         lexer.end_of_member(b'}')?;
     }

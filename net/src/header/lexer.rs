@@ -12,8 +12,9 @@ pub(crate) const MAX_DEPTH: usize = 32;
 /// A piece of text: in the source itself or in the buffer of unescaped text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
-    start: usize,
-    end: usize,
+    // A header is smaller than 16 MiB, and what stands unescaped is no longer than its escapes.
+    start: u32,
+    end: u32,
     unescaped: bool,
 }
 
@@ -21,8 +22,8 @@ impl Span {
     /// A piece of the buffer of unescaped text.
     pub(crate) fn in_buffer(start: usize, end: usize) -> Self {
         Span {
-            start,
-            end,
+            start: start as u32,
+            end: end as u32,
             unescaped: true,
         }
     }
@@ -30,8 +31,8 @@ impl Span {
     /// A piece of the source.
     pub(crate) fn in_source(start: usize, end: usize) -> Self {
         Span {
-            start,
-            end,
+            start: start as u32,
+            end: end as u32,
             unescaped: false,
         }
     }
@@ -39,7 +40,8 @@ impl Span {
     /// The text itself. Spans start and end at whole characters of the text they were made for.
     pub(crate) fn text<'a>(self, source: &'a str, buffer: &'a str) -> &'a str {
         let text = if self.unescaped { buffer } else { source };
-        text.get(self.start..self.end).unwrap_or_default()
+        text.get(self.start as usize..self.end as usize)
+            .unwrap_or_default()
     }
 }
 
@@ -72,11 +74,15 @@ impl<'t> Lexer<'t> {
     }
 
     /// The next byte that is not white space; it stays unread.
+    #[inline]
     pub(crate) fn peek(&mut self) -> Option<u8> {
-        let rest = self.text.as_bytes().get(self.at..)?;
-        let blanks = rest.iter().take_while(|byte| is_blank(**byte)).count();
-        self.at += blanks;
-        rest.get(blanks).copied()
+        loop {
+            let byte = self.byte()?;
+            if !is_blank(byte) {
+                return Some(byte);
+            }
+            self.at += 1;
+        }
     }
 
     /// Reads `byte` if it comes next.
@@ -108,6 +114,27 @@ impl<'t> Lexer<'t> {
         };
         self.require(b':', "a colon")?;
         Ok(span)
+    }
+
+    /// A member as most senders write it, `"name":"value"` without blanks; `None`, and nothing is
+    /// read, if something else comes next.
+    #[inline]
+    pub(crate) fn plain_member(
+        &mut self,
+        buffer: &mut String,
+    ) -> Result<Option<(Span, Span)>, HeaderError> {
+        if self.byte() != Some(b'"') {
+            return Ok(None);
+        }
+        let bytes = self.text.as_bytes();
+        let start = self.at + 1;
+        let end = start + plain(bytes.get(start..).unwrap_or_default(), b'"');
+        if bytes.get(end..end + 3) != Some(b"\":\"") {
+            return Ok(None);
+        }
+        self.at = end + 2;
+        let value = self.string(b'"', buffer)?;
+        Ok(Some((Span::in_source(start, end), value)))
     }
 
     /// A string, number, truth value or null.
@@ -228,10 +255,10 @@ impl<'t> Lexer<'t> {
 
     /// How many bytes from here are neither the quote nor a backslash.
     fn plain(&self, quote: u8) -> usize {
-        let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
-        rest.iter()
-            .take_while(|byte| **byte != quote && **byte != b'\\')
-            .count()
+        plain(
+            self.text.as_bytes().get(self.at..).unwrap_or_default(),
+            quote,
+        )
     }
 
     /// The character that an escape stands for; the backslash is read already.
@@ -279,6 +306,12 @@ impl<'t> Lexer<'t> {
     }
 
     fn hexadecimal(&mut self, digits: usize) -> Result<u32, HeaderError> {
+        // Most escapes are of the separators of properties, U+0001 and U+0002.
+        let ahead = self.text.as_bytes().get(self.at..self.at + digits);
+        if let Some(&[b'0', b'0', b'0', last @ b'0'..=b'9']) = ahead {
+            self.at += digits;
+            return Ok(u32::from(last - b'0'));
+        }
         let mut value = 0;
         for _ in 0..digits {
             let digit = self.byte().and_then(|byte| char::from(byte).to_digit(16));
@@ -293,6 +326,35 @@ impl<'t> Lexer<'t> {
     }
 }
 
+/// How many bytes at the front are neither the quote nor a backslash, looked at eight at a time.
+#[inline]
+fn plain(bytes: &[u8], quote: u8) -> usize {
+    let (words, _) = bytes.as_chunks::<8>();
+    let mut length = 0;
+    for word in words {
+        let word = u64::from_le_bytes(*word);
+        let found = zeros(word ^ ONES * u64::from(quote)) | zeros(word ^ ONES * u64::from(b'\\'));
+        if found != 0 {
+            return length + found.trailing_zeros() as usize / 8;
+        }
+        length += 8;
+    }
+    let rest = bytes.get(length..).unwrap_or_default();
+    let more = rest
+        .iter()
+        .take_while(|byte| **byte != quote && **byte != b'\\');
+    length + more.count()
+}
+
+const ONES: u64 = u64::MAX / 255;
+
+/// The high bit of the lowest zero byte, and perhaps of bytes above it.
+#[inline]
+fn zeros(word: u64) -> u64 {
+    word.wrapping_sub(ONES) & !word & (ONES << 7)
+}
+
+#[inline]
 fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0x0c | 0x08)
 }
@@ -304,6 +366,9 @@ fn ends_word(byte: u8) -> bool {
 /// Is this a decimal number: sign, digits, fraction, exponent?
 fn is_number(text: &str) -> bool {
     let text = text.strip_prefix(['-', '+']).unwrap_or(text);
+    if is_digits(text) {
+        return true;
+    }
     let (mantissa, exponent) = match text.split_once(['e', 'E']) {
         Some((mantissa, exponent)) => (mantissa, Some(exponent)),
         None => (text, None),
