@@ -115,9 +115,10 @@ impl Broker {
             .topic_changed(&self.config.broker_name, &config);
     }
 
-    /// A topic permits no more than its broker does.
+    /// A topic permits no more than its broker does; one that reads and writes changes nothing,
+    /// neither the bit of template topics.
     fn mask(&self, config: &mut TopicConfig) {
-        config.perm &= self.live.load().broker_permission;
+        config.perm = masked(config.perm, self.live.load().broker_permission);
     }
 
     /// Applies an update of the configuration (request code 25): everything or nothing. A changed
@@ -157,6 +158,16 @@ pub struct Updates {
     one: Mutex<()>,
     /// Called when outer name servers must hear of this broker again.
     pub registration: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// What a name server is told of a topic's permission.
+pub fn masked(topic: i32, broker: i32) -> i32 {
+    const READ_WRITE: i32 = 6;
+    if broker == READ_WRITE {
+        topic
+    } else {
+        topic & broker
+    }
 }
 
 /// `host:port`, with brackets around an IPv6 host.

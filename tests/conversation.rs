@@ -2,6 +2,8 @@
 
 mod clients;
 mod delivery;
+mod name_server;
+mod name_server_replay;
 mod replay;
 mod sending;
 mod waiting;

@@ -22,6 +22,7 @@ use serde::Serialize;
 
 use crate::answer::{Answer, Reply, Request};
 use crate::broker::Broker;
+use crate::handler::faq;
 use crate::name_server::ORDER_TOPIC_CONFIG;
 use crate::name_server::registry::{
     BrokerEntry, DEFAULT_LEASE_MS, Registration, TopicQueues, UnitTopics, Version,
@@ -80,14 +81,6 @@ fn now_ms() -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-fn faq(request: &Request<'_>) -> &'static str {
-    if request.is_v5() {
-        "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
-    } else {
-        "See http://rocketmq.apache.org/docs/faq/ for further details."
-    }
-}
-
 fn broker_data(name: &str, entry: &BrokerEntry) -> BrokerData {
     BrokerData {
         broker_addrs: entry.addresses.clone(),
@@ -102,7 +95,7 @@ fn route(broker: &Broker, request: &Request<'_>) -> Answer {
     let topic = request.command.ext.get("topic").unwrap_or("null");
     let Some(route) = broker.name_server.registry().route(topic) else {
         let remark = format!(
-            "No topic route info in name server for the topic: {topic}\n{}",
+            "No topic route info in name server for the topic: {topic}{}",
             faq(request)
         );
         return Reply::error(response::TOPIC_NOT_EXIST, remark).into();
@@ -114,18 +107,14 @@ fn route(broker: &Broker, request: &Request<'_>) -> Answer {
             .map(|(name, entry)| broker_data(name, entry))
             .collect(),
         filter_server_table: BTreeMap::new(),
-        order_topic_conf: order_conf(broker, topic),
+        // As long as Apache's `orderMessageEnable` is off, which it is unless set.
+        order_topic_conf: None,
         queue_datas: route
             .queues
             .iter()
             .map(|(name, queues)| queue_data(name, queues))
             .collect(),
     })
-}
-
-fn order_conf(broker: &Broker, topic: &str) -> Option<String> {
-    let kv = broker.name_server.kv();
-    kv.config_table.get(ORDER_TOPIC_CONFIG)?.get(topic).cloned()
 }
 
 fn queue_data(broker_name: &str, queues: &TopicQueues) -> QueueData {
@@ -252,7 +241,7 @@ fn register(broker: &Broker, request: &Request<'_>) -> Answer {
     {
         return Reply::error(response::SYSTEM_ERROR, "crc32 not match").into();
     }
-    let tables = match RegisterBrokerBody::decode(body, header.compressed) {
+    let tables = match RegisterBrokerBody::decode(body, header.compressed == Some(true)) {
         Ok(tables) => tables.topic_config_serialize_wrapper,
         Err(error) => return Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
     };
@@ -267,6 +256,7 @@ fn register(broker: &Broker, request: &Request<'_>) -> Answer {
             .filter(|ms| *ms > 0)
             .unwrap_or(DEFAULT_LEASE_MS),
         acting_master: header.enable_acting_master.unwrap_or(false),
+        single_topic_first: !request.is_v5(),
         version: version(tables.data_version),
         topics: tables
             .topic_config_table
@@ -476,7 +466,11 @@ fn update_config(request: &Request<'_>) -> Answer {
         .map(|line| line.split(['=', ':']).next().unwrap_or_default().trim())
         .collect();
     if keys.iter().any(|key| PATH_KEYS.contains(key)) {
-        let remark = "Can not update config in black list.";
+        let remark = if request.is_v5() {
+            "Can not update config in black list."
+        } else {
+            "Can not update config path"
+        };
         return Reply::error(response::NO_PERMISSION, remark).into();
     }
     if let Some(key) = keys.first() {

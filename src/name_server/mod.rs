@@ -92,14 +92,14 @@ impl NameServer {
             ha_address: local.address.clone(),
             lease_ms: i64::MAX,
             acting_master: false,
+            single_topic_first: true,
             version: registry_version(version),
             topics: topics
                 .iter()
                 .map(|config| (config.name.clone(), queues_of(config)))
                 .collect(),
         };
-        // The local table always holds several system topics, so it is never taken for an
-        // incremental registration; were it refused, routes would be missing: say so.
+        // Only what comes over the network is refused; were this, routes would be missing: say so.
         if self.registry().register(registration, None, 0).is_err() {
             tracing::error!("the embedded name server refused this broker's own topics");
         }

@@ -2,12 +2,13 @@
 //!
 //! One task per name server on the control thread's runtime. A registration always carries the
 //! whole topic table: it is sent at start, every `registerNameServerPeriod`, and when a topic
-//! changed; changes that come while one is on its way are sent together by the next.
+//! changed; changes that come while one is on its way are sent together by the next. A name server
+//! that closes the connection, or answers no, is asked again every second.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use saturnmq_net::codes::{request, response};
 use saturnmq_net::command::{self, Scratch};
@@ -22,9 +23,9 @@ use saturnmq_net::messages::topic::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinSet};
 
-use crate::broker::Broker;
+use crate::broker::{Broker, masked};
 use crate::topics;
 
 /// Longest answer read from a name server, in bytes.
@@ -35,8 +36,8 @@ const MIN_PAUSE: Duration = Duration::from_millis(100);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest a stop waits for a name server to take the farewell.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Permission that leaves topic permissions as they are.
-const READ_WRITE: i32 = 6;
+/// Pause after a failed registration: a name server that comes back soon knows this broker.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Keeps this broker registered with every configured name server.
 pub struct Registrar {
@@ -103,17 +104,23 @@ impl Registrar {
         for task in self.tasks().drain(..) {
             task.abort();
         }
+        let mut farewells = JoinSet::new();
         for address in &self.broker.config.name_servers {
-            let farewell = async {
-                let mut link = Link::open(address).await?;
-                link.unregister(&self.broker, FAREWELL_TIMEOUT).await
-            };
-            match tokio::time::timeout(FAREWELL_TIMEOUT, farewell).await {
-                Ok(Ok(())) => tracing::info!("unregistered from name server {address}"),
-                Ok(Err(error)) => tracing::warn!("unregistering from {address}: {error}"),
-                Err(_) => tracing::warn!("unregistering from {address}: no answer in time"),
-            }
+            farewells.spawn(say_farewell(Arc::clone(&self.broker), address.clone()));
         }
+        farewells.join_all().await;
+    }
+}
+
+async fn say_farewell(broker: Arc<Broker>, address: String) {
+    let farewell = async {
+        let mut link = Link::open(&address).await?;
+        link.unregister(&broker, FAREWELL_TIMEOUT).await
+    };
+    match tokio::time::timeout(FAREWELL_TIMEOUT, farewell).await {
+        Ok(Ok(())) => tracing::info!("unregistered from name server {address}"),
+        Ok(Err(error)) => tracing::warn!("unregistering from {address}: {error}"),
+        Err(_) => tracing::warn!("unregistering from {address}: no answer in time"),
     }
 }
 
@@ -121,25 +128,46 @@ async fn keep_registered(broker: Arc<Broker>, address: String, changed: Arc<Noti
     let period = broker.config.register_period;
     let mut link: Option<Link> = None;
     let mut registered = false;
+    let mut complained: Option<Instant> = None;
     loop {
         match register_once(&broker, &address, &mut link).await {
-            Ok(()) if !registered => {
+            Ok(()) => {
+                if !registered {
+                    let own = broker.address();
+                    tracing::info!("registered with name server {address} as {own}");
+                }
                 registered = true;
-                tracing::info!(
-                    "registered with name server {address} as {}",
-                    broker.address()
-                );
+                complained = None;
             }
-            Ok(()) => {}
             Err(error) => {
                 registered = false;
                 link = None;
-                tracing::warn!("registering with name server {address}: {error}");
+                if complained.is_none_or(|at| at.elapsed() >= period) {
+                    complained = Some(Instant::now());
+                    tracing::warn!("registering with name server {address}: {error}");
+                }
             }
         }
         tokio::time::sleep(MIN_PAUSE).await;
-        // A timeout here is the period's end, a notification a changed topic: both register again.
-        let _ = tokio::time::timeout(period, changed.notified()).await;
+        tokio::select! {
+            () = tokio::time::sleep(if registered { period } else { RETRY_PAUSE }) => {}
+            () = changed.notified() => {}
+            () = closed(link.as_ref()) => {
+                tracing::warn!("name server {address} closed its connection");
+                (link, registered) = (None, false);
+            }
+        }
+    }
+}
+
+/// Waits until the other side closes the connection: a name server that went forgot this broker.
+async fn closed(link: Option<&Link>) {
+    let Some(link) = link else {
+        return std::future::pending().await;
+    };
+    // Bytes that nobody asked for stay for the next exchange, which passes over them.
+    if let Ok(1..) = link.stream.peek(&mut [0]).await {
+        std::future::pending().await
     }
 }
 
@@ -201,7 +229,7 @@ impl Link {
             broker_id: broker.config.broker_id,
             heartbeat_timeout_ms: None,
             enable_acting_master: None,
-            compressed,
+            compressed: Some(compressed),
             body_crc32: Some(body_crc32(&bytes)),
         };
         let mut out = Vec::new();
@@ -298,15 +326,10 @@ fn registration_body(broker: &Broker) -> RegisterBrokerBody {
 }
 
 fn registered_topic(config: topics::TopicConfig, permission: i32) -> TopicConfig {
-    let perm = if permission == READ_WRITE {
-        config.perm
-    } else {
-        config.perm & permission
-    };
     TopicConfig {
         attributes: config.attributes,
         order: config.order,
-        perm,
+        perm: masked(config.perm, permission),
         read_queue_nums: config.read_queues,
         topic_filter_type: match config.filter_type {
             topics::TopicFilterType::SingleTag => TopicFilterType::SingleTag,

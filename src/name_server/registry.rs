@@ -3,7 +3,7 @@
 //! Pure state: time comes in as epoch milliseconds, connections as opaque keys. The rules are
 //! docs/behaviour.md, "Name server".
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Perm bit that lets producers use a topic's queues (docs/protocol.md, "Names and permissions").
 pub const PERM_WRITE: i32 = 2;
@@ -68,6 +68,8 @@ pub struct Registration {
     pub lease_ms: i64,
     /// Whether a slave of it may act as master.
     pub acting_master: bool,
+    /// Whether a single topic may come before the full table (brokers before 5.0).
+    pub single_topic_first: bool,
     /// Version of `topics`.
     pub version: Version,
     /// Its topics.
@@ -83,11 +85,27 @@ pub struct Registered {
     pub ha_address: Option<String>,
 }
 
-/// Why a registration was refused: it brought a single topic before this broker was known, as an
-/// incremental registration that overtook the full one does.
+/// Why a registration was refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("register broker failed")]
-pub struct NotYetKnown;
+pub enum Refused {
+    /// It brought a single topic before this broker was known, as an incremental registration that
+    /// overtook the full one does. The text is Apache's.
+    #[error("register broker failed")]
+    NotYetKnown,
+    /// It would take the place of the broker in this process, which only that one may change.
+    #[error(
+        "brokerName {broker} with brokerId {id}, or the address {address}, is that of this name \
+         server's own broker: give one of them another"
+    )]
+    OwnPlace {
+        /// The name it wanted.
+        broker: String,
+        /// The id it wanted.
+        id: i64,
+        /// The address it wanted.
+        address: String,
+    },
+}
 
 /// Route of one topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,16 +150,22 @@ impl<K> Default for Registry<K> {
 }
 
 impl<K: Copy + PartialEq> Registry<K> {
-    /// Takes a broker's registration; `connection` is `None` for the broker of this process.
+    /// Takes a broker's registration; `connection` is `None` for the broker of this process, which
+    /// thereby also forgets topics that it no longer has.
     ///
     /// # Errors
-    /// [`NotYetKnown`] when a single topic comes before the broker's full table.
+    /// [`Refused::NotYetKnown`] when a single topic comes before the broker's full table,
+    /// [`Refused::OwnPlace`] for a namesake of the broker of this process.
     pub fn register(
         &mut self,
         registration: Registration,
         connection: Option<K>,
         now_ms: i64,
-    ) -> Result<Registered, NotYetKnown> {
+    ) -> Result<Registered, Refused> {
+        if connection.is_some() && self.is_own(&registration)? {
+            // It knows this name server from its configuration as well: all is entered already.
+            return Ok(Registered::default());
+        }
         if self.is_superseded(&registration) {
             return Ok(Registered::default());
         }
@@ -151,10 +175,13 @@ impl<K: Copy + PartialEq> Registry<K> {
             .brokers
             .get(&registration.broker)
             .is_some_and(|entry| entry.addresses.contains_key(&registration.id));
-        if !known_id && registration.topics.len() == 1 {
-            return Err(NotYetKnown);
+        if !known_id && registration.topics.len() == 1 && !registration.single_topic_first {
+            return Err(Refused::NotYetKnown);
         }
         self.enter_broker(&registration);
+        if connection.is_none() {
+            self.forget_topics_missing_from(&registration);
+        }
         if registration.id == 0 {
             let renewed = known_version != Some(registration.version) || !known_id;
             self.enter_topics(&registration, renewed);
@@ -174,6 +201,38 @@ impl<K: Copy + PartialEq> Registry<K> {
             },
         );
         Ok(answer)
+    }
+
+    /// Whether a registration that came over the network is that of the broker of this process.
+    fn is_own(&self, registration: &Registration) -> Result<bool, Refused> {
+        let own = self.live.iter().find(|(_, live)| live.connection.is_none());
+        let Some(((_, address), live)) = own else {
+            return Ok(false);
+        };
+        let same_place = live.broker == registration.broker && live.id == registration.id;
+        let same_address = *address == registration.address;
+        if same_place != same_address {
+            return Err(Refused::OwnPlace {
+                broker: registration.broker.clone(),
+                id: registration.id,
+                address: registration.address.clone(),
+            });
+        }
+        Ok(same_place)
+    }
+
+    fn forget_topics_missing_from(&mut self, registration: &Registration) {
+        let names: HashSet<&str> = registration
+            .topics
+            .iter()
+            .map(|(topic, _)| topic.as_str())
+            .collect();
+        self.topics.retain(|topic, holders| {
+            if !names.contains(topic.as_str()) {
+                holders.remove(&registration.broker);
+            }
+            !holders.is_empty()
+        });
     }
 
     /// Another address holds this id with a higher controller term: the newcomer is stale.
@@ -278,9 +337,18 @@ impl<K: Copy + PartialEq> Registry<K> {
             .map(|live| live.version)
     }
 
-    /// Removes one address of a broker; its queues go with the broker's last address.
+    /// Removes one address of a broker; its queues go with the broker's last address. The broker
+    /// of this process stays, whoever asks.
     pub fn unregister(&mut self, cluster: &str, broker: &str, id: i64, address: &str) {
-        self.live.remove(&(cluster.to_owned(), address.to_owned()));
+        let key = (cluster.to_owned(), address.to_owned());
+        if self
+            .live
+            .get(&key)
+            .is_some_and(|live| live.connection.is_none())
+        {
+            return;
+        }
+        self.live.remove(&key);
         let Some(entry) = self.brokers.get_mut(broker) else {
             return;
         };
@@ -480,6 +548,7 @@ mod tests {
             ha_address: "127.0.0.1:2".into(),
             lease_ms: DEFAULT_LEASE_MS,
             acting_master: false,
+            single_topic_first: false,
             version: Version {
                 counter,
                 ..Version::default()
@@ -506,24 +575,53 @@ mod tests {
     }
 
     #[test]
-    fn a_broker_that_others_unregistered_comes_back_with_the_same_version() {
+    fn nobody_takes_the_place_of_the_broker_of_this_process() {
         let mut registry = Registry::<u64>::default();
         let own = || registration("127.0.0.1:1", 1, &[("T", 4), ("U", 8)]);
         registry.register(own(), None, 0).unwrap();
         let namesake = registration("127.0.0.1:9", 1, &[("T", 4), ("U", 8)]);
-        registry.register(namesake, Some(9), 0).unwrap();
-        registry.connection_closed(9);
-        assert_eq!(registry.route("T"), None);
-        registry.register(own(), None, 0).unwrap();
+        let refused = registry.register(namesake, Some(9), 0).unwrap_err();
+        assert!(refused.to_string().contains("brokerName b"), "{refused}");
+        let mut neighbour = registration("127.0.0.1:1", 1, &[("T", 4), ("U", 8)]);
+        neighbour.broker = "other".into();
+        registry.register(neighbour, Some(9), 0).unwrap_err();
+        // Registered over the network as well, it does not depend on that connection.
+        registry.register(own(), Some(7), 0).unwrap();
+        registry.connection_closed(7);
+        registry.unregister("C", "b", 0, "127.0.0.1:1");
         let route = registry.route("T").unwrap();
         assert_eq!(route.brokers[0].1.addresses[&0], "127.0.0.1:1");
+    }
+
+    #[test]
+    fn the_broker_of_this_process_forgets_topics_that_its_table_lacks() {
+        let mut registry = Registry::<u64>::default();
+        let own = |topics: &[(&str, i32)]| registration("127.0.0.1:1", 1, topics);
+        registry
+            .register(own(&[("T", 4), ("U", 8)]), None, 0)
+            .unwrap();
+        let mut other = registration("127.0.0.1:9", 1, &[("T", 4), ("W", 8)]);
+        other.broker = "other".into();
+        registry.register(other, Some(9), 0).unwrap();
+        registry
+            .register(own(&[("U", 8), ("V", 1)]), None, 0)
+            .unwrap();
+        assert_eq!(registry.route("T").unwrap().queues[0].0, "other");
+        assert!(registry.route("V").is_some() && registry.route("W").is_some());
     }
 
     #[test]
     fn a_single_topic_before_the_full_table_is_refused() {
         let mut registry = Registry::<u64>::default();
         let single = registration("127.0.0.1:1", 1, &[("T", 4)]);
-        assert_eq!(registry.register(single, Some(1), 0), Err(NotYetKnown));
+        let refused = Err(Refused::NotYetKnown);
+        assert_eq!(registry.register(single.clone(), Some(1), 0), refused);
+        let mut old = single;
+        old.single_topic_first = true;
+        old.broker = "old".into();
+        old.address = "127.0.0.1:5".into();
+        registry.register(old, Some(5), 0).unwrap();
+        registry.connection_closed(5);
         registry
             .register(
                 registration("127.0.0.1:1", 1, &[("T", 4), ("U", 1)]),

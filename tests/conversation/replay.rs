@@ -117,12 +117,12 @@ const VARYING: [&str; 4] = [
     "indexLastUpdatePhyoffset",
 ];
 
-struct Recording {
-    lines: Vec<Value>,
+pub(super) struct Recording {
+    pub(super) lines: Vec<Value>,
 }
 
 impl Recording {
-    fn open(server: &str, case: &str) -> Self {
+    pub(super) fn open(server: &str, case: &str) -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/frames");
         let path = root
             .join(server)
@@ -140,12 +140,12 @@ impl Recording {
         }
     }
 
-    fn bytes(line: &Value) -> Option<Vec<u8>> {
+    pub(super) fn bytes(line: &Value) -> Option<Vec<u8>> {
         Some(STANDARD.decode(line["b64"].as_str()?).expect("base64"))
     }
 
     /// The recorded answers by connection and opaque.
-    fn answers(&self) -> HashMap<(String, i64), Arrived> {
+    pub(super) fn answers(&self) -> HashMap<(String, i64), Arrived> {
         let responses = self.lines.iter().filter(|line| line["kind"] == "response");
         responses
             .filter_map(|line| Some((key(line)?, arrived(&Self::bytes(line)?)?)))
@@ -153,7 +153,7 @@ impl Recording {
     }
 }
 
-fn key(line: &Value) -> Option<(String, i64)> {
+pub(super) fn key(line: &Value) -> Option<(String, i64)> {
     Some((line["conn"].as_str()?.to_owned(), line["opaque"].as_i64()?))
 }
 

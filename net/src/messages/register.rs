@@ -31,7 +31,7 @@ headers! {
         broker_id: i64 = "brokerId",
         heartbeat_timeout_ms: Option<i64> = "heartbeatTimeoutMillis",
         enable_acting_master: Option<bool> = "enableActingMaster",
-        compressed: bool = "compressed",
+        compressed: Option<bool> = "compressed",
         /// 0: not to be checked; else as [`body_crc32`] says.
         body_crc32: Option<i32> = "bodyCrc32",
     }
