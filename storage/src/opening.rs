@@ -186,6 +186,9 @@ impl Opening<'_> {
     fn run(mut self, checkpoint: CheckpointFile) -> Result<Recovered, OpenError> {
         let table = self.open_queues()?;
         let (index, index_complete) = self.open_index(&checkpoint)?;
+        if !self.clean {
+            self.drop_cached_log()?;
+        }
         let found = self.scan_log(&table, &index, index_complete)?;
         let log_end = found.end;
         self.cut_entries(&table, &index, log_end)?;
@@ -425,6 +428,21 @@ impl Opening<'_> {
         Ok(())
     }
 
+    /// Has the scan read what is on the disk. After a failed write the page cache may hold pages
+    /// that it takes for stored and that are not: a record found in them would be gone once they
+    /// are evicted.
+    fn drop_cached_log(&mut self) -> Result<(), OpenError> {
+        self.sync_log()?;
+        let from = self.resume.as_ref().map_or(0, |point| point.log_offset);
+        for base in &self.bases {
+            if base + self.config.commit_log_file_size > from {
+                uncache(&self.window.path_of(*base));
+            }
+        }
+        self.window.forget();
+        Ok(())
+    }
+
     /// Makes durable what was found behind the resume point. A process that was killed leaves
     /// bytes that only the page cache or the drive's cache holds; records that are acknowledged
     /// from now on stand behind them, and a hole in front of those would take them along.
@@ -544,10 +562,10 @@ fn wipe_from(window: &mut LogWindow, end: u64, file_size: u64) -> Result<(), Ope
     Ok(())
 }
 
-/// Drops what the page cache holds of the file the log goes on in: direct writes over cached pages
-/// are slow.
+/// Drops what the page cache holds of a file that was synced before: direct writes over cached
+/// pages are slow.
 fn uncache(path: &Path) {
-    // Only an optimisation: where it fails, the first write over each page pays for it.
+    // Where it fails, the first write over each page pays for it.
     let _ = File::open(path)
         .map(|file| rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed));
 }
