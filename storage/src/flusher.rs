@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::checkpoint::CheckpointFile;
+use crate::consume_queue::ConsumeQueueError;
 use crate::dispatch::{DispatchState, LastRecord};
 use crate::error::{FlushError, OpenError};
 use crate::format::checkpoint::Checkpoint;
@@ -91,18 +92,19 @@ impl Flusher {
         let mark = self.index.mark();
         let index_timestamp = self.index.full_end_timestamp();
         let queues = self.table.all();
-        let ends = queues.iter().map(|queue| ResumeQueue {
-            topic: queue.topic.to_string(),
-            queue_id: queue.queue_id,
-            max_offset: queue.max_offset(),
-            // What was assigned but not stored may be assigned again after a crash.
-            next_offset: self
-                .floors
-                .get(&queue.slot)
-                .map_or(0, |floor| *floor)
-                .max(queue.max_offset()),
+        let ends = queues.iter().map(|queue| {
+            let max = queue.max_offset();
+            let floor = self.floors.get(&queue.slot).copied().unwrap_or(0);
+            Ok(ResumeQueue {
+                topic: queue.topic.to_string(),
+                queue_id: queue.queue_id,
+                // Entries behind the place may name records that a power cut takes back.
+                max_offset: queue.end_below(max, place.end)?,
+                // What was assigned but not stored may be assigned again after a crash.
+                next_offset: floor.max(max),
+            })
         });
-        let queues = ends.collect();
+        let queues = ends.collect::<Result<Vec<_>, ConsumeQueueError>>()?;
         self.sync()?;
         let point = ResumePoint {
             log_offset: place.end,

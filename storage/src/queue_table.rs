@@ -155,6 +155,11 @@ impl Queue {
         self.files.append_in_place(offset, entry)
     }
 
+    /// The offset after the last entry below `max` whose record begins before `log_offset`.
+    pub fn end_below(&self, max: i64, log_offset: u64) -> Result<i64, ConsumeQueueError> {
+        self.files.end_below(max, log_offset)
+    }
+
     /// Waits until every entry appended before is on disk.
     pub fn flush(&self) -> Result<(), ConsumeQueueError> {
         self.files.flush()

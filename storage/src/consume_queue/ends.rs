@@ -39,6 +39,26 @@ impl ConsumeQueue {
         Ok(())
     }
 
+    /// The offset after the last entry below `max` whose record begins before `log_offset`. Near
+    /// the end it looks at few entries, and retention takes none of those away meanwhile.
+    pub fn end_below(&self, max: i64, log_offset: u64) -> Result<i64, ConsumeQueueError> {
+        if self.log_end() <= log_offset {
+            return Ok(max);
+        }
+        let min = self.min_offset().min(max);
+        let below =
+            |entry: ConsumeEntry| !entry.is_pre_blank() && entry.physical_offset < log_offset;
+        let (mut from, mut step) = (max, 64);
+        while from > min {
+            from = (from - step).max(min);
+            step *= 4;
+            if self.raw_entry(from)?.is_some_and(below) {
+                break;
+            }
+        }
+        self.partition(from, max, below)
+    }
+
     /// Sets the smallest readable offset: the first entry whose record the log, which begins
     /// at `log_min`, still holds; max when there is none.
     pub fn correct_min(&self, log_min: u64) -> Result<(), ConsumeQueueError> {

@@ -385,3 +385,22 @@ fn entries_of_a_file_that_is_not_mapped_are_left_alone_on_request() {
     assert!(!fixture.queue.mapped_entries(120, 10, &mut out).unwrap());
     assert_eq!((out.len(), budget.mapped()), (10, 2));
 }
+
+#[test]
+fn the_end_below_a_log_offset_leaves_out_what_begins_behind_it() {
+    let fixture = Fixture::with_entries(250);
+    for (records, end) in [
+        (0, 0),
+        (1, 1),
+        (3, 3),
+        (120, 120),
+        (249, 249),
+        (250, 250),
+        (400, 250),
+    ] {
+        let found = fixture.queue.end_below(250, records * RECORD).unwrap();
+        assert_eq!(found, end);
+    }
+    assert_eq!(fixture.queue.end_below(250, RECORD + 1).unwrap(), 2);
+    assert_eq!(Fixture::new().queue.end_below(0, 0).unwrap(), 0);
+}

@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use saturnmq_storage::config::StoreConfig;
+use saturnmq_storage::config::{FlushMode, StoreConfig};
 use saturnmq_storage::format::message::blank_record;
 use saturnmq_storage::store::Opened;
 
@@ -345,4 +345,49 @@ fn a_log_that_ends_with_a_file_is_believed_at_the_next_start() {
         assert!(opened.report.notes.is_empty(), "{:?}", opened.report.notes);
         opened.store.close().expect("close");
     }
+}
+
+#[test]
+fn entries_of_records_that_a_power_cut_took_back_cost_no_scan_of_the_whole_log() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let mut config = small_config(&dir.path().join("live"));
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    fill(&opened.store, &mut sender, "Orders", 0..100);
+    let durable = opened.store.watermarks().durable();
+    opened.store.close().expect("close");
+    config.flush = FlushMode::Async;
+    config.flush_interval = std::time::Duration::from_secs(3600);
+    config.resume_interval = std::time::Duration::from_secs(3600);
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    fill(&opened.store, &mut sender, "Orders", 100..120);
+    fill(&opened.store, &mut sender, "Gone", 0..4);
+    assert_eq!(opened.store.watermarks().durable(), durable);
+    // Removing a topic makes a resume point at the durable place.
+    let resume = config.root.join("saturnmq.resume");
+    let before = std::fs::read(&resume).expect("resume point");
+    opened.store.remove_topic("Gone").expect("remove");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while std::fs::read(&resume).expect("resume point") == before {
+        assert!(std::time::Instant::now() < deadline, "no resume point");
+        std::thread::yield_now();
+    }
+    let copy = dir.path().join("copy");
+    copy_store(&config.root, &copy);
+    opened.store.close().expect("close");
+    let log = OpenOptions::new()
+        .write(true)
+        .open(copy.join("commitlog/00000000000000000000"))
+        .expect("open");
+    let rest = config.commit_log_file_size - durable;
+    log.write_all_at(&vec![0; rest as usize], durable)
+        .expect("the power cut");
+    config.root = copy;
+    let opened = open(&config).expect("open the copy");
+    assert_eq!(opened.report.log_end, durable);
+    assert_eq!(opened.report.scanned_bytes, 0, "{:?}", opened.report.notes);
+    let max: i64 = ranges(&opened.store).values().map(|(_, max)| max).sum();
+    assert_eq!(max, 100);
+    opened.store.close().expect("close");
 }
