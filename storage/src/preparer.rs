@@ -81,11 +81,20 @@ pub(crate) fn first_file(segments: &Segments, base: u64) -> io::Result<Segment> 
     Ok(segment)
 }
 
+/// The first file a writer will ask for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FirstFile {
+    /// Log offset of its first byte.
+    pub base: u64,
+    /// Position the log ends at in a file that exists and could not be opened for want of room.
+    pub goes_on_at: Option<u64>,
+}
+
 impl Preparer {
-    /// Starts the thread; `next_base` is the file after the active one, `bell` wakes the writer.
+    /// Starts the thread; `next` is the file the writer will ask for first, `bell` wakes it.
     pub fn start(
         segments: Segments,
-        next_base: u64,
+        next: FirstFile,
         marks: Arc<Watermarks>,
         status: Arc<LogStatus>,
         bell: Arc<Doorbell>,
@@ -102,7 +111,8 @@ impl Preparer {
             marks,
             bell,
             zeros,
-            next_base,
+            next_base: next.base,
+            goes_on_at: next.goes_on_at,
             spare: None,
             retry_at: None,
             pace: Pace::new(),
@@ -196,6 +206,8 @@ struct Work {
     bell: Arc<Doorbell>,
     zeros: AlignedMemory,
     next_base: u64,
+    /// See [`FirstFile::goes_on_at`]; none once that file was opened.
+    goes_on_at: Option<u64>,
     spare: Option<Segment>,
     /// When to try again after a failure.
     retry_at: Option<Instant>,
@@ -253,7 +265,7 @@ impl Work {
         let segment = match &mut self.spare {
             Some(segment) => segment,
             None => {
-                let created = self.segments.create(self.next_base)?;
+                let created = self.make()?;
                 let mut state = self.shared.lock();
                 state.no_space = false;
                 self.shared.status.set_no_space(false);
@@ -286,6 +298,18 @@ impl Work {
             started.elapsed(),
             self.marks.appended(),
         )))
+    }
+
+    /// The next file: a new one, or the one the log ends in if there was no room to open it.
+    fn make(&mut self) -> io::Result<Segment> {
+        if let Some(from) = self.goes_on_at {
+            let opened = self.segments.open(self.next_base, from)?;
+            self.goes_on_at = None;
+            if let Some(segment) = opened {
+                return Ok(segment);
+            }
+        }
+        self.segments.create(self.next_base)
     }
 
     /// Names the spare and gives it to the writer.
@@ -418,7 +442,11 @@ mod tests {
         };
         let marks = Arc::new(Watermarks::new(FlushMode::Sync, 0));
         let bell = Arc::new(Doorbell::new().expect("eventfd"));
-        Preparer::start(segments, SIZE, marks, Arc::default(), bell).expect("start")
+        let next = FirstFile {
+            base: SIZE,
+            goes_on_at: None,
+        };
+        Preparer::start(segments, next, marks, Arc::default(), bell).expect("start")
     }
 
     fn take(files: &mut PreparedFiles, base: u64, urgent: bool) -> LogFile<File> {
@@ -456,6 +484,34 @@ mod tests {
         names.sort();
         let expected = [SIZE, 2 * SIZE, 3 * SIZE].map(crate::segments::file_name);
         assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn a_file_there_was_no_room_to_open_is_handed_over_with_what_it_holds() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let segments = Segments {
+            dir: dir.path().to_path_buf(),
+            file_size: SIZE,
+            direct: true,
+            prepare: true,
+        };
+        let path = segments.path(SIZE);
+        let java = File::create_new(&path).expect("create");
+        std::os::unix::fs::FileExt::write_all_at(&java, b"records", 0).expect("write");
+        java.set_len(SIZE).expect("size");
+        let marks = Arc::new(Watermarks::new(FlushMode::Sync, SIZE + 7));
+        let next = FirstFile {
+            base: SIZE,
+            goes_on_at: Some(7),
+        };
+        let bell = Arc::new(Doorbell::new().expect("eventfd"));
+        let (_preparer, mut files) =
+            Preparer::start(segments, next, marks, Arc::default(), bell).expect("start");
+        let file = take(&mut files, SIZE, true);
+        assert!(file.base == SIZE && file.zeroed_to >= 7);
+        let bytes = std::fs::read(&path).expect("read");
+        assert!(bytes.starts_with(b"records") && bytes.len() as u64 == SIZE);
+        assert_eq!(take(&mut files, 2 * SIZE, true).base, 2 * SIZE);
     }
 
     #[test]

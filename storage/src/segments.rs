@@ -43,6 +43,8 @@ pub(crate) struct Segment {
     pub zeroed_to: u64,
     /// Where it stands until it gets its name; `None` if it has no name at all.
     placed_at: Option<PathBuf>,
+    /// Whether it has its name, and perhaps a part of the log.
+    named: bool,
 }
 
 /// Name of the file whose first byte has log offset `base`.
@@ -107,6 +109,7 @@ impl Segments {
             base,
             zeroed_to: 0,
             placed_at,
+            named: false,
         };
         if self.prepare {
             allocate(&segment.file, self.file_size)?;
@@ -138,6 +141,9 @@ impl Segments {
     /// successor that was named before a crash and never got a record can stand there.
     pub fn publish(&self, segment: &Segment) -> io::Result<()> {
         segment.file.sync_all()?;
+        if segment.named {
+            return Ok(());
+        }
         let path = self.path(segment.base);
         match std::fs::remove_file(&path) {
             Ok(()) => tracing::info!("replacing the unused log file {}", path.display()),
@@ -156,19 +162,9 @@ impl Segments {
     /// Opens the file with this base to go on at position `from`; `None` if there is none.
     /// Allocates what of it is sparse, and finds out how far its blocks were written before.
     pub fn open(&self, base: u64, from: u64) -> io::Result<Option<Segment>> {
-        let opened = rustix::fs::open(self.path(base), self.flags(), Mode::empty());
-        let file = match opened {
-            Ok(file) => File::from(file),
-            Err(rustix::io::Errno::NOENT) => return Ok(None),
-            Err(error) => return Err(error.into()),
+        let Some(file) = self.open_as_it_is(base)? else {
+            return Ok(None);
         };
-        let size = file.metadata()?.len();
-        if size != self.file_size {
-            return Err(io::Error::other(format!(
-                "it has {size} bytes instead of {}",
-                self.file_size
-            )));
-        }
         let mut zeroed_to = self.file_size;
         if self.prepare {
             allocate(&file, self.file_size)?;
@@ -182,7 +178,26 @@ impl Segments {
             base,
             zeroed_to,
             placed_at: None,
+            named: true,
         }))
+    }
+
+    /// The file with this base, with whatever holes it has: for reading; `None` if there is none.
+    pub fn open_as_it_is(&self, base: u64) -> io::Result<Option<File>> {
+        let opened = rustix::fs::open(self.path(base), self.flags(), Mode::empty());
+        let file = match opened {
+            Ok(file) => File::from(file),
+            Err(rustix::io::Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let size = file.metadata()?.len();
+        if size != self.file_size {
+            return Err(io::Error::other(format!(
+                "it has {size} bytes instead of {}",
+                self.file_size
+            )));
+        }
+        Ok(Some(file))
     }
 }
 
@@ -265,6 +280,7 @@ mod tests {
             base: 0,
             zeroed_to: 0,
             placed_at,
+            named: false,
         };
         segments.publish(&segment).expect("publish");
         assert_eq!(

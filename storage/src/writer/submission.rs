@@ -121,12 +121,17 @@ where
         if self.submitted != end {
             return Ok(Rolled::No);
         }
-        if !self.reserve(base) {
+        if base > end && !self.reserve(base) {
             return Ok(Rolled::Blocked);
         }
         let Some(next) = self.rolling_to.take() else {
             return Ok(Rolled::No);
         };
+        if base <= end {
+            // The file that the log ends in could not be opened before.
+            self.attach(next)?;
+            return Ok(Rolled::Yes);
+        }
         // The blank record's own block is being written and is zero behind it already.
         let from = self.geometry.block_up(end).min(base);
         self.tail.zero(from, (base - from) as usize);

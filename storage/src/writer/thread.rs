@@ -19,8 +19,8 @@ use crate::disk::uring::UringDisk;
 use crate::dispatch::DispatchSender;
 use crate::error::{CloseError, FileError, OpenError};
 use crate::metrics::WriteMetrics;
-use crate::preparer::{PreparedFiles, Preparer, first_file};
-use crate::segments::{Segment, Segments};
+use crate::preparer::{FirstFile, PreparedFiles, Preparer, first_file};
+use crate::segments::{Segment, Segments, is_no_space};
 use crate::tail::{Tail, TailReaders, TailWriter, tail};
 use crate::watermarks::Watermarks;
 
@@ -109,9 +109,14 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
     let active = open_active(&segments, base, start.end, &mut tail_writer)
         .map_err(FileError::at("open", &segments.path(base)))?;
     let status = Arc::new(LogStatus::default());
+    let next = first_wanted(&active, &geometry, start.end);
+    if active.is_none() {
+        tracing::error!("no room to go on in {}", segments.path(base).display());
+        status.set_no_space(true);
+    }
     let (preparer, files) = Preparer::start(
         segments,
-        base + geometry.file_size,
+        next,
         Arc::clone(&connections.marks),
         Arc::clone(&status),
         Arc::clone(&bell),
@@ -214,19 +219,46 @@ fn tail_at(config: &StoreConfig, end: u64) -> Result<(TailWriter, TailReaders), 
     tail(config.tail_cache_bytes, end).map_err(|error| OpenError::Config(error.to_string()))
 }
 
+/// The file that the writer of a log which ends at `end` asks for first.
+fn first_wanted<F>(active: &Option<LogFile<F>>, geometry: &Geometry, end: u64) -> FirstFile {
+    let base = geometry.base(end);
+    match active {
+        Some(_) => FirstFile {
+            base: base + geometry.file_size,
+            goes_on_at: None,
+        },
+        None => FirstFile {
+            base,
+            goes_on_at: Some(end - base),
+        },
+    }
+}
+
 /// Opens the file the log ends in, or makes the first one of an empty log; loads its last bytes.
+/// `None` if there is no room for all of the file: the log can be read meanwhile.
 fn open_active(
     segments: &Segments,
     base: u64,
     end: u64,
     tail: &mut TailWriter,
 ) -> io::Result<Option<LogFile<std::fs::File>>> {
-    let segment = match segments.open(base, end - base)? {
-        Some(segment) => segment,
-        None if end == base => first_file(segments, base)?,
-        None => return Err(io::Error::from(io::ErrorKind::NotFound)),
+    let opened = match segments.open(base, end - base) {
+        Ok(None) if end == base => first_file(segments, base),
+        Ok(None) => Err(io::ErrorKind::NotFound.into()),
+        Ok(Some(segment)) => Ok(segment),
+        Err(error) => Err(error),
     };
-    preload(&segment, end, tail)?;
+    let segment = match opened {
+        Ok(segment) => segment,
+        Err(error) if is_no_space(&error) => {
+            if let Some(file) = segments.open_as_it_is(base)? {
+                preload(&file, base, end, tail)?;
+            }
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    preload(&segment.file, base, end, tail)?;
     let Segment {
         file,
         base,
@@ -242,9 +274,9 @@ fn open_active(
 
 /// Fills the tail with the last bytes of the active file: up to half of the cache, and at least the
 /// block the log ends in.
-fn preload(segment: &Segment, end: u64, tail: &mut TailWriter) -> io::Result<()> {
+fn preload(file: &std::fs::File, base: u64, end: u64, tail: &mut TailWriter) -> io::Result<()> {
     use std::os::unix::fs::FileExt;
-    let position = end - segment.base;
+    let position = end - base;
     let wanted = position.min(tail.shared().size() / 2);
     let from = (position - wanted) & !(LARGEST_BLOCK - 1);
     let len = (position - from) as usize;
@@ -257,17 +289,14 @@ fn preload(segment: &Segment, end: u64, tail: &mut TailWriter) -> io::Result<()>
     while read < len {
         // Direct reads come in whole blocks; the file is a whole number of them.
         let upto = len.next_multiple_of(ALIGNMENT).min(bytes.len());
-        match segment
-            .file
-            .read_at(&mut bytes[read..upto], from + read as u64)
-        {
+        match file.read_at(&mut bytes[read..upto], from + read as u64) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => read += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
-    tail.preload(segment.base + from, &bytes[..len]);
+    tail.preload(base + from, &bytes[..len]);
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use crate::disk::Disk;
 use crate::disk::uring::UringDisk;
 use crate::dispatch::{DispatchReceiver, channel};
 use crate::format::message::MessageParts;
-use crate::preparer::{PreparedFiles, Preparer, first_file};
+use crate::preparer::{FirstFile, PreparedFiles, Preparer, first_file};
 use crate::segments::Segments;
 use crate::tail::tail;
 use crate::watermarks::Watermarks;
@@ -42,7 +42,10 @@ fn rig() -> Rig {
     let first = first_file(&segments, 0).expect("first file");
     let (preparer, files) = Preparer::start(
         segments,
-        FILE_SIZE,
+        FirstFile {
+            base: FILE_SIZE,
+            goes_on_at: None,
+        },
         Arc::clone(&marks),
         Arc::clone(&status),
         Arc::clone(&bell),
