@@ -18,6 +18,10 @@ pub const SCAN_BYTES: usize = 256 << 10;
 /// Read at a time when looking at single records, in bytes.
 pub const LOOK_BYTES: usize = 4096;
 
+/// Memory that is kept once the large record it was made for is read, in bytes: enough for every
+/// record that a broker takes by default.
+const KEPT_BYTES: usize = 8 << 20;
+
 /// Files kept open by one window.
 const OPEN_FILES: usize = 8;
 
@@ -120,11 +124,14 @@ impl LogWindow {
             .min(file_end);
         let wanted = (wanted_end - start) as usize;
         self.filled = 0;
+        let unfit = |len: usize| len < wanted || (len > KEPT_BYTES && wanted <= KEPT_BYTES);
         if self
             .memory
             .as_ref()
-            .is_none_or(|memory| memory.len() < wanted)
+            .is_none_or(|memory| unfit(memory.len()))
         {
+            // Given back before more is asked for.
+            self.memory = None;
             let memory = AlignedMemory::new(wanted.max(SCAN_BYTES));
             self.memory = Some(memory.map_err(FileError::at("read", &self.path_of(offset)))?);
         }
@@ -250,6 +257,23 @@ mod tests {
         };
         let found = window.bytes(9000, 3000, direct, SCAN_BYTES).expect("read");
         assert_eq!(found, Some(&bytes[9000..12_000]));
+    }
+
+    #[test]
+    fn memory_for_a_large_record_is_given_back() {
+        let (_dir, mut window) = log_of(&vec![7; 16 << 20], 16 << 20);
+        let held = |window: &LogWindow| window.memory.as_ref().map_or(0, AlignedMemory::len);
+        for (size, memory) in [(100, SCAN_BYTES), (9 << 20, 9 << 20), (100, SCAN_BYTES)] {
+            let quiet = WindowLimits::QUIET;
+            let at = if size == 100 { 12 << 20 } else { 0 };
+            assert!(
+                window
+                    .bytes(at, size, quiet, LOOK_BYTES)
+                    .expect("read")
+                    .is_some()
+            );
+            assert_eq!(held(&window), memory);
+        }
     }
 
     #[test]

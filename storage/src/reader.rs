@@ -11,7 +11,7 @@ use crate::config::PullLimits;
 use crate::error::ReadError;
 use crate::filter::TagFilter;
 use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
-use crate::format::record::{Record, RecordError};
+use crate::format::record::{Record, RecordError, SIZE_HEAD, can_have_size};
 use crate::index_file::Index;
 use crate::log_window::{LOOK_BYTES, LogWindow, SCAN_BYTES, WindowLimits};
 use crate::queue_table::Queue;
@@ -386,6 +386,19 @@ impl StoreReader {
         out: &mut Vec<u8>,
     ) -> Result<Found, ReadError> {
         let limits = self.window_limits();
+        if size > SCAN_BYTES {
+            // Much memory is asked for only where the record itself says so.
+            let Some(head) = self.window.bytes(offset, SIZE_HEAD, limits, LOOK_BYTES)? else {
+                return Ok(Found::Missing);
+            };
+            let recorded = head.first_chunk().copied().map_or(0, i32::from_be_bytes);
+            if usize::try_from(recorded) != Ok(size) || !can_have_size(head, size) {
+                return Ok(Found::Damaged(RecordError::Size {
+                    size: recorded,
+                    available: size,
+                }));
+            }
+        }
         let Some(bytes) = self.window.bytes(offset, size, limits, ahead)? else {
             return Ok(Found::Missing);
         };

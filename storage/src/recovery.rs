@@ -6,7 +6,7 @@
 //! write looks like.
 
 use crate::error::{FileError, OpenError};
-use crate::format::record::{Decoded, Record, RecordError, decode};
+use crate::format::record::{Decoded, Record, RecordError, SIZE_HEAD, can_have_size, decode};
 use crate::log_window::{LogWindow, SCAN_BYTES, WindowLimits};
 
 /// Smallest piece looked at when searching for the next record behind damage.
@@ -213,13 +213,14 @@ fn check(record: &Record<'_>, range: &ScanRange<'_>, at: u64) -> Result<(), Reco
 /// The bytes of the record at `at` if its size field can be true, else the few that show it is not.
 fn record_bytes(window: &mut LogWindow, at: u64, file_end: u64) -> Result<&[u8], FileError> {
     let left = usize::try_from(file_end - at).unwrap_or(usize::MAX);
-    let head = window.bytes(at, left.min(8), WindowLimits::QUIET, SCAN_BYTES)?;
-    let size = match head {
-        Some(&[a, b, c, d, ..]) => i32::from_be_bytes([a, b, c, d]),
-        _ => return Ok(&[]),
+    let head_len = left.min(SIZE_HEAD);
+    let head = window.bytes(at, head_len, WindowLimits::QUIET, SCAN_BYTES)?;
+    let Some(head @ &[a, b, c, d, ..]) = head else {
+        return Ok(&[]);
     };
-    let size = usize::try_from(size).unwrap_or(0);
-    let wanted = if (8..=left).contains(&size) {
+    let size = usize::try_from(i32::from_be_bytes([a, b, c, d])).unwrap_or(0);
+    let possible = size <= SCAN_BYTES || can_have_size(head, size);
+    let wanted = if (8..=left).contains(&size) && possible {
         size
     } else {
         left.min(8)
@@ -421,6 +422,21 @@ mod tests {
             let at = places[4] as usize;
             bytes[at..at + 4].copy_from_slice(&size.to_be_bytes());
             assert_eq!(scan_bytes(&bytes, 0).0.end, places[4], "size {size}");
+        }
+    }
+
+    #[test]
+    fn a_size_field_asks_for_memory_only_if_the_body_is_that_long() {
+        let (mut bytes, _) = log(&[500; 2]);
+        bytes.resize(4 << 20, 0);
+        let dir = tempfile::tempdir().unwrap();
+        for (body, whole) in [(500u32, 8), ((3 << 20) - 100, 3 << 20)] {
+            bytes[..4].copy_from_slice(&(3u32 << 20).to_be_bytes());
+            bytes[84..88].copy_from_slice(&body.to_be_bytes());
+            std::fs::write(dir.path().join(format!("{:020}", 0)), &bytes).unwrap();
+            let mut window = LogWindow::new(dir.path(), 4 << 20);
+            let found = record_bytes(&mut window, 0, 4 << 20).unwrap();
+            assert_eq!(found.len(), whole);
         }
     }
 

@@ -140,6 +140,20 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, RecordError> {
     Record::parse(bytes, version_2).map(Decoded::Record)
 }
 
+/// Bytes from which [`can_have_size`] judges any record.
+pub const SIZE_HEAD: usize = 112;
+
+/// Whether the record that begins with `head` can be `size` bytes long, by the length of its body:
+/// besides that a record holds little. Tells damaged size fields before memory is asked for.
+pub fn can_have_size(head: &[u8], size: usize) -> bool {
+    const REST_MAX: usize = FIXED_SIZE + 2 * 12 + 1 + 2 * i16::MAX as usize;
+    let v6 = i32_at(head, SYS_FLAG_AT).is_some_and(|flags| flags & sys_flag::STORE_HOST_V6 != 0);
+    let after_hosts = store_timestamp_position(head) + 8 + if v6 { 20 } else { 8 };
+    let body = i32_at(head, after_hosts + 12).and_then(|len| usize::try_from(len).ok());
+    body.and_then(|body| size.checked_sub(body))
+        .is_some_and(|rest| (FIXED_SIZE..=REST_MAX).contains(&rest))
+}
+
 /// A record whose lengths have been checked. Body and topic have been checked only as far as
 /// the lengths go, see [`Record::check_body`] and [`Record::check_text`].
 #[derive(Copy, Clone, Debug)]
