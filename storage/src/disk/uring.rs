@@ -233,12 +233,17 @@ fn completion(entry: &cqueue::Entry) -> Completion {
 fn make_ring() -> io::Result<IoUring> {
     let entries = (2 * MAX_REQUESTS) as u32;
     let mut builder = IoUring::builder();
-    builder.setup_single_issuer().setup_defer_taskrun();
+    // The flag tells when there is deferred work: only then is a system call made for it.
+    builder
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag();
     if let Ok(ring) = builder.build(entries) {
         return Ok(ring);
     }
     let mut builder = IoUring::builder();
-    if let Ok(ring) = builder.setup_coop_taskrun().build(entries) {
+    builder.setup_coop_taskrun().setup_taskrun_flag();
+    if let Ok(ring) = builder.build(entries) {
         return Ok(ring);
     }
     IoUring::new(entries)
@@ -309,8 +314,11 @@ impl Disk for UringDisk {
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
         self.collect(done);
-        if done.is_empty() && (self.in_flight > 0 || !self.ring.submission().is_empty()) {
-            // Also runs the work the kernel deferred to this thread.
+        let submission = self.ring.submission();
+        // Completions the kernel deferred to this thread are collected by an enter only.
+        let work = submission.taskrun() || !submission.is_empty();
+        drop(submission);
+        if done.is_empty() && work {
             self.enter(0, None)?;
             self.collect(done);
         }
@@ -399,6 +407,34 @@ mod tests {
                 UringDisk::unregistered(shared, bell).expect("ring")
             };
             write_and_sync(disk, dir.path());
+        }
+    }
+
+    #[test]
+    fn polling_alone_brings_completions() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let (writer, _) = tail(4096, 0).expect("tail");
+        let bell = Arc::new(Doorbell::new().expect("bell"));
+        let mut disk = UringDisk::new(Arc::clone(writer.shared()), bell)
+            .expect("ring")
+            .0;
+        let file = File::create_new(dir.path().join("file")).expect("create");
+        let slot = disk.attach(file).expect("attach");
+        for ticket in 0..20 {
+            let request = Request::Write {
+                file: slot,
+                offset: ticket * 4096,
+                len: 4096,
+                source: Source::Zeros,
+                durable: true,
+            };
+            disk.submit(ticket, request);
+            let mut done = Vec::new();
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while done.is_empty() && Instant::now() < deadline {
+                disk.poll(&mut done).expect("poll");
+            }
+            assert_eq!(done.len(), 1, "never collected");
         }
     }
 
