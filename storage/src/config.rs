@@ -144,7 +144,8 @@ pub struct StoreConfig {
     pub delay_levels_ms: Vec<u64>,
     /// Size of the tail cache, in bytes; a power of two.
     pub tail_cache_bytes: usize,
-    /// Size of one producer's append ring, in bytes.
+    /// Size of one producer's append ring, in bytes; one largest record is added on top. Sixteen of
+    /// the writer's batches: more would only grow what is resident.
     pub append_ring_bytes: usize,
     /// Records between the writer and the dispatcher.
     pub dispatch_queue_items: usize,
@@ -184,7 +185,7 @@ impl StoreConfig {
             check_crc_on_recover: true,
             delay_levels_ms: default_delay_levels_ms(),
             tail_cache_bytes: 64 << 20,
-            append_ring_bytes: 16 << 20,
+            append_ring_bytes: 4 << 20,
             dispatch_queue_items: 1 << 16,
             wake_queue_items: 4096,
             max_mappings: 30_000,
