@@ -289,6 +289,8 @@ impl Core {
             };
             self.rerun(conn, bytes, io);
             if self.stalled.len() == before {
+                // Refused again: it stays the first, so that frames keep their order.
+                self.stalled.rotate_right(1);
                 return;
             }
         }
