@@ -15,6 +15,9 @@ use crate::state_json::{DataVersion, Generation, JsonWriter};
 /// Most topics with forbidden bits, over all groups: the table comes from clients.
 const FORBIDDEN_MAX: usize = 100_000;
 
+/// With so many groups none is made automatically any more: their names come from clients.
+const AUTOMATIC_MAX: usize = 100_000;
+
 /// What is configured for a consumer group.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GroupConfig {
@@ -306,7 +309,7 @@ impl Groups {
             return FoundGroup::Illegal(error);
         }
         let system = names::is_system_group(name) && live.enable_create_sys_group;
-        if !live.auto_create_subscription_group && !system {
+        if (!live.auto_create_subscription_group && !system) || self.len() >= AUTOMATIC_MAX {
             return FoundGroup::Missing;
         }
         let mut state = self.lock();
@@ -576,5 +579,23 @@ mod tests {
             (0, 4)
         );
         assert!(groups.set_forbidden("g", "T", 0).is_none());
+    }
+
+    #[test]
+    fn names_of_clients_cannot_fill_the_table() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (groups, live) = (groups(&dir, None), live(&[]));
+        for number in groups.len()..AUTOMATIC_MAX {
+            groups.insert(GroupConfig::new(format!("g{number}")), None);
+        }
+        let found = groups.find_or_create("one-more", &live);
+        assert!(matches!(found, FoundGroup::Missing));
+        let found = groups.find_or_create("g99999", &live);
+        assert!(matches!(found, FoundGroup::Found(_)));
+        assert!(
+            groups
+                .create_or_update(GroupConfig::new("one-more"))
+                .is_some()
+        );
     }
 }

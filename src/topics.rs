@@ -23,6 +23,9 @@ pub const PERM_INHERIT: i32 = 1;
 /// table, so that a huge queue count costs no memory.
 const CACHED_QUEUES: i32 = 4096;
 
+/// With so many topics none is made automatically any more: their names come from clients.
+const AUTOMATIC_MAX: usize = 100_000;
+
 /// How a topic's messages are tagged; kept, without effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TopicFilterType {
@@ -456,6 +459,9 @@ impl Topics {
         let Some(from) = self.get(template) else {
             return AutoCreate::Refused(format!("the template topic {template} does not exist"));
         };
+        if self.len() >= AUTOMATIC_MAX {
+            return AutoCreate::Refused(format!("there are {AUTOMATIC_MAX} topics already"));
+        }
         let closed = template == names::AUTO_CREATE_TOPIC && !auto_create_enabled;
         if closed || from.config.perm & PERM_INHERIT == 0 {
             return AutoCreate::Refused(format!("the template topic {template} may not be copied"));
