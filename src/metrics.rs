@@ -347,6 +347,9 @@ fn store(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
     }
     let help = "Damaged records that were not served";
     out.counter("damaged_reads", help, None, broker.store.damaged_reads())?;
+    let help = "Records whose queue entry does not stand at their queue offset";
+    let misplaced = broker.store.misplaced_entries();
+    out.counter("misplaced_entries", help, None, misplaced)?;
     let (start, end) = (
         broker.store.min_log_offset() as f64,
         broker.store.watermarks().appended() as f64,

@@ -8,17 +8,18 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 
+use crate::consume_queue::Placed;
 use crate::error::DispatchError;
 use crate::format::consume_entry::ConsumeEntry;
 use crate::format::properties::names;
 use crate::format::record::Record;
 use crate::index_file::Index;
 use crate::log_window::{LOOK_BYTES, LogWindow, WindowLimits};
-use crate::queue_table::QueueTable;
+use crate::queue_table::{Queue, QueueTable};
 use crate::tail::TailReader;
 use crate::watermarks::Watermarks;
 
@@ -30,6 +31,9 @@ const BATCH: usize = 64;
 
 /// Pause before an entry that could not be stored is tried again.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Shortest time between two lines about misplaced entries.
+const SAY_PAUSE: Duration = Duration::from_secs(10);
 
 /// Longest sleep; a lost wake-up would cost this much.
 const IDLE_PAUSE: Duration = Duration::from_millis(500);
@@ -255,6 +259,8 @@ impl CoreWakes {
 pub(crate) struct DispatchState {
     /// Why entries cannot be stored now; appends are refused meanwhile.
     pub(crate) fault: ArcSwapOption<String>,
+    /// Records whose entry does not stand at their queue offset.
+    pub(crate) misplaced: AtomicU64,
     /// The last record below the dispatched watermark.
     last: Mutex<LastRecord>,
 }
@@ -275,6 +281,7 @@ impl DispatchState {
     pub(crate) fn new(last: LastRecord) -> DispatchState {
         DispatchState {
             fault: ArcSwapOption::empty(),
+            misplaced: AtomicU64::new(0),
             last: Mutex::new(last),
         }
     }
@@ -301,6 +308,8 @@ pub(crate) struct Dispatcher {
     pub(crate) record: Vec<u8>,
     /// Log offset up to which records were indexed, so that a retry does not index one twice.
     pub(crate) indexed: u64,
+    /// When a misplaced entry was last reported.
+    pub(crate) said_misplaced: Option<Instant>,
 }
 
 impl Dispatcher {
@@ -453,7 +462,10 @@ impl Dispatcher {
             };
             let tail = (self.tail.start(), self.tail.size());
             queue.note_recent(item.physical_offset, tail.0, tail.1);
-            queue.append_in_place(item.queue_offset, entry)?;
+            let placed = queue.append_in_place(item.queue_offset, entry)?;
+            if placed != Placed::Appended {
+                self.misplaced(item, &queue, placed);
+            }
             // The entry is shown; only now is asked who waits for it.
             let watchers = queue.take_watchers();
             if watchers != 0 {
@@ -461,6 +473,32 @@ impl Dispatcher {
             }
         }
         Ok(Some(record.store_timestamp()))
+    }
+}
+
+impl Dispatcher {
+    /// A record without an entry of its own at its queue offset: consumers miss it, or find it at
+    /// another one. Only a fault in this program does that.
+    fn misplaced(&mut self, item: &DispatchItem, queue: &Queue, placed: Placed) {
+        if queue.is_removed() {
+            return;
+        }
+        self.state.misplaced.fetch_add(1, Ordering::Relaxed);
+        if self
+            .said_misplaced
+            .is_none_or(|said| said.elapsed() >= SAY_PAUSE)
+        {
+            self.said_misplaced = Some(Instant::now());
+            tracing::error!(
+                topic = %queue.topic,
+                queue_id = queue.queue_id,
+                queue_offset = item.queue_offset,
+                offset = item.physical_offset,
+                ?placed,
+                total = self.state.misplaced.load(Ordering::Relaxed),
+                "a record's queue entry does not stand at the record's queue offset"
+            );
+        }
     }
 }
 

@@ -255,6 +255,12 @@ impl Store {
         self.shared.damaged_reads.load(Ordering::Relaxed)
     }
 
+    /// Records whose queue entry does not stand at their queue offset; each was logged. Above 0
+    /// only through a fault in this program.
+    pub fn misplaced_entries(&self) -> u64 {
+        self.dispatch.misplaced.load(Ordering::Relaxed)
+    }
+
     /// One round of retention: deletes what is expired or must go, and sets or clears the disk-full
     /// state. `manual` deletes expired files whatever the hour. Waits for the disk: not for a
     /// network core.

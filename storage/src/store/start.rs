@@ -127,6 +127,7 @@ impl Parts {
             state: Arc::clone(&self.dispatch),
             record: Vec::new(),
             indexed: 0,
+            said_misplaced: None,
         };
         let guard = LatchOnPanic::new(status, "dispatcher");
         std::thread::Builder::new()

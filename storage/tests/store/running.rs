@@ -568,3 +568,18 @@ fn a_store_without_a_key_index_works() {
     check_filled(&again.store, "Orders", 50);
     again.store.close().expect("close");
 }
+
+#[test]
+fn an_entry_that_stands_elsewhere_than_its_record_says_is_counted() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let mut opened = open(&small_config(dir.path())).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    let queue = opened.store.queue_or_create("Orders", 0);
+    for (next, misplaced) in [(0, 0), (1, 0), (0, 1), (5_000_000, 2)] {
+        queue.set_next_offset(next);
+        let end = sender.send(&queue, b"body", b"").end;
+        wait_dispatched(&opened.store, end);
+        assert_eq!(opened.store.misplaced_entries(), misplaced);
+    }
+    opened.store.close().expect("close");
+}
