@@ -313,17 +313,17 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// Runs until the writer has gone and everything it handed over is dispatched, or cannot be.
-    pub(crate) fn run(mut self) {
+    /// Runs until the writer has gone; whether everything it handed over is dispatched.
+    pub(crate) fn run(mut self) -> bool {
         // The thread is set once: one dispatcher takes the receiver.
         let _ = self.receiver.bell.thread.set(std::thread::current());
         loop {
             let closed = self.receiver.bell.closed.load(Ordering::SeqCst);
             match self.batch() {
                 Ok(true) => {}
-                Ok(false) if closed => return,
+                Ok(false) if closed => return true,
                 Ok(false) => self.sleep(),
-                Err(Stopped) => return,
+                Err(Stopped) => return false,
             }
         }
     }

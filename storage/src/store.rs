@@ -108,7 +108,7 @@ pub struct RetentionReport {
 /// The threads of an open store.
 struct Running {
     writer: RunningWriter,
-    dispatcher: Option<JoinHandle<()>>,
+    dispatcher: Option<JoinHandle<bool>>,
     flusher: FlusherThread,
     /// Released last.
     _lock: StoreLock,
@@ -365,11 +365,11 @@ impl Store {
         }
         let dispatched = join_dispatcher(&mut running.dispatcher);
         written?;
-        dispatched?;
+        let all = dispatched?;
         let mut flusher = flusher.ok_or(CloseError::Thread("flusher"))?;
         flusher.make(self.dispatch.last())?;
-        let bytes = self.watermarks.appended() - self.watermarks.dispatched();
-        if bytes > 0 {
+        if !all {
+            let bytes = self.watermarks.appended() - self.watermarks.dispatched();
             return Err(CloseError::Lagging { bytes });
         }
         let abort = self.layout.abort();
@@ -406,9 +406,12 @@ fn leave(running: Running) {
     std::mem::forget(running);
 }
 
-fn join_dispatcher(thread: &mut Option<JoinHandle<()>>) -> Result<(), CloseError> {
+/// Whether the dispatcher had done everything. The marks do not tell: the end of a log file counts
+/// as appended even if the message it was ended for found its queue gone.
+fn join_dispatcher(thread: &mut Option<JoinHandle<bool>>) -> Result<bool, CloseError> {
     match thread.take().map(JoinHandle::join) {
+        Some(Ok(all)) => Ok(all),
         Some(Err(_)) => Err(CloseError::Thread("dispatcher")),
-        _ => Ok(()),
+        None => Ok(true),
     }
 }

@@ -114,7 +114,7 @@ impl Parts {
         wakes: CoreWakes,
         tail: TailReader,
         status: Arc<LogStatus>,
-    ) -> Result<JoinHandle<()>, OpenError> {
+    ) -> Result<JoinHandle<bool>, OpenError> {
         let dispatcher = Dispatcher {
             receiver,
             table: Arc::clone(&self.table),
@@ -134,7 +134,7 @@ impl Parts {
             .name("dispatcher".into())
             .spawn(move || {
                 let _guard = guard;
-                dispatcher.run();
+                dispatcher.run()
             })
             .map_err(|source| OpenError::Thread {
                 name: "dispatcher",

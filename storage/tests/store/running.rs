@@ -583,3 +583,29 @@ fn an_entry_that_stands_elsewhere_than_its_record_says_is_counted() {
     }
     opened.store.close().expect("close");
 }
+
+#[test]
+fn a_log_file_that_was_ended_for_nothing_does_not_spoil_the_close() {
+    // Whether the queue goes before, while or after its message starts a file is up to the threads.
+    for round in 0..20 {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let mut config = small_config(dir.path());
+        config.commit_log_file_size = 131_072;
+        let mut opened = open(&config).expect("open");
+        let mut sender = Sender::new(opened.ports.remove(0));
+        let kept = opened.store.queue_or_create("Kept", 0);
+        let end = sender.send(&kept, &[b'k'; 65_536], b"").end;
+        wait_dispatched(&opened.store, end);
+        let gone = opened.store.queue_or_create("Gone", 0);
+        sender.push(&gone, &[b'g'; 65_536], b"");
+        for _ in 0..round * 500 {
+            std::hint::spin_loop();
+        }
+        opened.store.remove_topic("Gone").expect("remove");
+        opened.store.close().expect("a clean close");
+        drop(opened);
+        let again = open(&config).expect("open again");
+        assert!(again.report.clean);
+        again.store.close().expect("close");
+    }
+}
