@@ -181,9 +181,14 @@ pub fn retry_target(
         .max_reconsume_times
         .filter(|_| request.command.version >= V3_4_9);
     let limit = honoured.unwrap_or(group.config.retry_max_times);
-    // The lock rule is how ordered consumers of the 5.x generation dead-letter a message.
-    let locked = request.is_v5() && broker.locks.holds_any(&group.config.name, now_ms());
-    if send.reconsume_times <= limit && !locked {
+    // Ordered consumers send a message at their limit, not above it: a 4.9 broker counts that as
+    // dead, a 5.x broker any message of a group that holds locks.
+    let dead = if request.is_v5() {
+        send.reconsume_times > limit || broker.locks.holds_any(&group.config.name, now_ms())
+    } else {
+        send.reconsume_times >= limit
+    };
+    if !dead {
         return Redirect::None;
     }
     match own_topic(broker, &names::dlq_topic(&group.config.name), 1) {

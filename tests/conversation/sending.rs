@@ -132,3 +132,32 @@ fn what_is_not_supported_is_refused_by_name() {
         (3, " request type 9999 not supported")
     );
 }
+
+#[test]
+fn an_ordered_message_at_its_limit_is_dead_for_older_clients() {
+    let (running, _dir) = broker(&[]);
+    for (version, group, dead) in [(399, "old", 1), (479, "new", 0)] {
+        let mut talk = Talk::to(running.address("broker"));
+        talk.version = version;
+        let retry = format!("%RETRY%{group}");
+        let fields = [
+            ("producerGroup", "p"),
+            ("topic", &*retry),
+            ("defaultTopic", "TBW102"),
+            ("defaultTopicQueueNums", "4"),
+            ("queueId", "0"),
+            ("sysFlag", "0"),
+            ("bornTimestamp", "1"),
+            ("flag", "0"),
+            ("reconsumeTimes", "2"),
+            ("maxReconsumeTimes", "2"),
+        ];
+        assert_eq!(talk.ask(10, &fields, b"x").code, 0);
+        let end = |talk: &mut Talk, topic: &str| {
+            let fields = [("topic", topic), ("queueId", "0")];
+            talk.ask(30, &fields, b"").number("offset")
+        };
+        assert_eq!(end(&mut talk, &format!("%DLQ%{group}")), dead, "{group}");
+        assert_eq!(end(&mut talk, &retry), 1 - dead, "{group}");
+    }
+}
