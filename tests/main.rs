@@ -2,6 +2,7 @@
 
 mod admin;
 mod admin_replay;
+mod cluster;
 mod conversation;
 mod serve;
 mod style;

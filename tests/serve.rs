@@ -33,11 +33,15 @@ pub(crate) struct Running {
     log: Receiver<String>,
 }
 
-/// `serve` on free loopback ports, with its store in `dir`.
+/// `serve` on free loopback ports unless `more` says which, with its store in `dir`.
 fn serve(dir: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_saturnmq"));
     command.arg("serve").arg("--data-dir").arg(dir);
-    command.args(["--listen", "127.0.0.1:0", "--name-server-port", "0"]);
+    for option in [["--listen", "127.0.0.1:0"], ["--name-server-port", "0"]] {
+        if !more.contains(&option[0]) {
+            command.args(option);
+        }
+    }
     for pair in SMALL.iter().chain(&["httpPort=0"]) {
         command.args(["--set", pair]);
     }
@@ -129,7 +133,7 @@ impl Running {
         self.wait()
     }
 
-    fn wait_for_log(&self, part: &str) -> String {
+    pub(crate) fn wait_for_log(&self, part: &str) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
             let left = until.saturating_duration_since(Instant::now());
