@@ -18,7 +18,6 @@ use crate::format::consume_entry::ConsumeEntry;
 use crate::format::properties::names;
 use crate::format::record::Record;
 use crate::index_file::Index;
-use crate::log_window::{LOOK_BYTES, LogWindow, WindowLimits};
 use crate::queue_table::{Queue, QueueTable};
 use crate::tail::TailReader;
 use crate::watermarks::Watermarks;
@@ -300,7 +299,6 @@ pub(crate) struct Dispatcher {
     pub(crate) index: Option<Arc<Index>>,
     pub(crate) watermarks: Arc<Watermarks>,
     pub(crate) tail: TailReader,
-    pub(crate) window: LogWindow,
     pub(crate) delay_levels_ms: Vec<u64>,
     pub(crate) wakes: CoreWakes,
     pub(crate) state: Arc<DispatchState>,
@@ -403,11 +401,7 @@ impl Dispatcher {
     }
 
     fn try_dispatch(&mut self, item: &DispatchItem) -> Result<Option<i64>, DispatchError> {
-        if !self.load(item)? {
-            let offset = item.physical_offset;
-            tracing::error!(offset, "a record that was just written cannot be read back");
-            return Ok(None);
-        }
+        self.load(item)?;
         let bytes = std::mem::take(&mut self.record);
         let stored = match Record::decode(&bytes) {
             Ok(record) => self.store_entries(item, &record),
@@ -420,22 +414,15 @@ impl Dispatcher {
         stored
     }
 
-    /// Takes the record's bytes from the tail, or from its file if this thread is that far behind.
-    fn load(&mut self, item: &DispatchItem) -> Result<bool, DispatchError> {
+    /// Takes the record's bytes from the tail: the writer keeps there what is not dispatched.
+    fn load(&mut self, item: &DispatchItem) -> Result<(), DispatchError> {
         self.record.clear();
-        let size = item.size as usize;
-        if self.tail.copy(item.physical_offset, size, &mut self.record) {
-            return Ok(true);
+        let (offset, size) = (item.physical_offset, item.size as usize);
+        if self.tail.copy(offset, size, &mut self.record) {
+            Ok(())
+        } else {
+            Err(DispatchError::NotInTail { offset })
         }
-        let limits = WindowLimits {
-            end: self.watermarks.acknowledged(),
-            active_base: self.window.base_of(self.watermarks.written()),
-        };
-        let bytes = self
-            .window
-            .bytes(item.physical_offset, size, limits, LOOK_BYTES)?;
-        self.record.extend_from_slice(bytes.unwrap_or_default());
-        Ok(self.record.len() == size)
     }
 
     fn store_entries(
@@ -522,4 +509,51 @@ pub(crate) fn entry_tags_code(record: &Record<'_>, delay_levels_ms: &[u64]) -> i
         return record.store_timestamp().saturating_add_unsigned(delay);
     }
     record.tags_code()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::FlushMode;
+    use crate::mapped_file::MapBudget;
+    use crate::tail::tail;
+
+    struct Nobody;
+
+    impl Waker for Nobody {
+        fn wake(&self, _core: usize) {}
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_back_is_a_fault_and_not_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let (sender, receiver) = channel(8);
+        let (_writer, readers) = tail(4096, 0).unwrap();
+        let mut sender = sender;
+        let item = DispatchItem {
+            physical_offset: 0,
+            size: 100,
+            slot: NO_QUEUE,
+            queue_offset: 0,
+        };
+        sender.push(item).unwrap();
+        drop(sender);
+        let state = Arc::new(DispatchState::new(LastRecord::default()));
+        let dispatcher = Dispatcher {
+            receiver,
+            table: Arc::new(QueueTable::new(dir.path(), 2000, MapBudget::new(1))),
+            index: None,
+            watermarks: Arc::new(Watermarks::new(FlushMode::Sync, 0)),
+            tail: readers.reader().unwrap(),
+            delay_levels_ms: vec![1],
+            wakes: wake_queues(1, 8, Arc::new(Nobody)).0,
+            state: Arc::clone(&state),
+            record: Vec::new(),
+            indexed: 0,
+            said_misplaced: None,
+        };
+        assert!(!dispatcher.run(), "not everything is dispatched");
+        let fault = state.fault.load_full().unwrap();
+        assert!(fault.contains("log offset 0"), "{fault}");
+    }
 }

@@ -134,9 +134,12 @@ pub enum DispatchError {
     /// The index entries.
     #[error(transparent)]
     Index(#[from] IndexError),
-    /// The record could not be read back.
-    #[error(transparent)]
-    File(#[from] FileError),
+    /// The record is no longer in memory, where the writer keeps it until it is dispatched.
+    #[error("the record at log offset {offset} cannot be read back")]
+    NotInTail {
+        /// Log offset of its first byte.
+        offset: u64,
+    },
 }
 
 /// Why a resume point could not be made.

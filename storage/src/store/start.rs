@@ -16,7 +16,6 @@ use crate::flusher::{Flusher, FlusherThread};
 use crate::index_file::Index;
 use crate::layout::Layout;
 use crate::lock::StoreLock;
-use crate::log_window::LogWindow;
 use crate::metrics::WriteMetrics;
 use crate::opening::Recovered;
 use crate::queue_table::QueueTable;
@@ -121,7 +120,6 @@ impl Parts {
             index: self.config.message_index.then(|| Arc::clone(&self.index)),
             watermarks: Arc::clone(&self.watermarks),
             tail,
-            window: LogWindow::new(self.layout.commit_log(), self.config.commit_log_file_size),
             delay_levels_ms: self.config.delay_levels_ms.clone(),
             wakes,
             state: Arc::clone(&self.dispatch),
