@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::disk::aligned::{ALIGNMENT, AlignedMemory};
+use crate::disk::probe::LARGEST_BLOCK;
 use crate::error::FileError;
 
 /// Read at a time when reading on in order, in bytes.
@@ -117,11 +118,16 @@ impl LogWindow {
 
     fn fill(&mut self, offset: u64, size: usize, limits: WindowLimits) -> Result<bool, FileError> {
         let base = self.base_of(offset);
-        let start = offset - offset % ALIGNMENT as u64;
-        let file_end = base + self.file_size;
-        let wanted_end = (offset + size as u64)
-            .next_multiple_of(ALIGNMENT as u64)
-            .min(file_end);
+        let direct = base >= limits.active_base;
+        // Positions in a file: a block may be as large as a direct write of ours.
+        let unit = if direct {
+            LARGEST_BLOCK
+        } else {
+            ALIGNMENT as u64
+        };
+        let start = offset - (offset - base) % unit;
+        let wanted_end = ((offset + size as u64) - base).next_multiple_of(unit) + base;
+        let wanted_end = wanted_end.min(base + self.file_size);
         let wanted = (wanted_end - start) as usize;
         self.filled = 0;
         let unfit = |len: usize| len < wanted || (len > KEPT_BYTES && wanted <= KEPT_BYTES);
@@ -135,7 +141,7 @@ impl LogWindow {
             let memory = AlignedMemory::new(wanted.max(SCAN_BYTES));
             self.memory = Some(memory.map_err(FileError::at("read", &self.path_of(offset)))?);
         }
-        let Some(index) = self.open(base, base >= limits.active_base)? else {
+        let Some(index) = self.open(base, direct)? else {
             return Ok(false);
         };
         let opened = &self.files[index];
@@ -257,6 +263,24 @@ mod tests {
         };
         let found = window.bytes(9000, 3000, direct, SCAN_BYTES).expect("read");
         assert_eq!(found, Some(&bytes[9000..12_000]));
+    }
+
+    #[test]
+    fn a_direct_read_begins_and_ends_with_a_block_of_any_size() {
+        let bytes: Vec<u8> = (0..1u32 << 20).map(|at| (at / 5) as u8).collect();
+        let (_dir, mut window) = log_of(&bytes, 1 << 19);
+        let direct = WindowLimits {
+            end: u64::MAX,
+            active_base: 0,
+        };
+        for offset in [70_000usize, 4096, (1 << 19) + 200_000, (1 << 20) - 100] {
+            let found = window
+                .bytes(offset as u64, 100, direct, LOOK_BYTES)
+                .expect("read");
+            assert_eq!(found, Some(&bytes[offset..offset + 100]));
+            assert_eq!(window.start % LARGEST_BLOCK, 0);
+            assert_eq!(window.filled as u64 % LARGEST_BLOCK, 0);
+        }
     }
 
     #[test]
