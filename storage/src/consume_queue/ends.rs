@@ -23,7 +23,8 @@ impl ConsumeQueue {
         if end == max {
             return Ok(());
         }
-        self.drop_behind(end as u64 * ENTRY, false)?;
+        // The first file of a queue whose front expired tells where its offsets go on.
+        self.drop_behind(end as u64 * ENTRY, end == first && first > 0)?;
         unsynced.names = true;
         self.clean_behind(end, max, &mut unsynced)?;
         self.set_end(end)?;

@@ -404,3 +404,19 @@ fn the_end_below_a_log_offset_leaves_out_what_begins_behind_it() {
     assert_eq!(fixture.queue.end_below(250, RECORD + 1).unwrap(), 2);
     assert_eq!(Fixture::new().queue.end_below(0, 0).unwrap(), 0);
 }
+
+#[test]
+fn a_queue_that_is_cut_to_its_first_offset_goes_on_there() {
+    let fixture = Fixture::with_entries(250);
+    fixture.queue.delete_before(150 * RECORD).unwrap();
+    fixture.queue.correct_min(150 * RECORD).unwrap();
+    assert_eq!(fixture.range(), (150, 250));
+    fixture.queue.truncate(50 * RECORD).unwrap();
+    assert_eq!(fixture.range(), (100, 100));
+    let fixture = fixture.reopened();
+    assert_eq!(fixture.range(), (100, 100));
+    assert_eq!(
+        fixture.queue.append(100, entry(100)).unwrap(),
+        Placed::Appended
+    );
+}
