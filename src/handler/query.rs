@@ -3,6 +3,7 @@
 
 use saturnmq_net::messages::query::{QueryConsumeQueue, QueryMessage, ViewMessage};
 use saturnmq_net::messages::stats::{ConsumeQueueData, QueryConsumeQueueResponse};
+use saturnmq_storage::error::ReadError;
 use saturnmq_storage::index_file::IndexHits;
 use saturnmq_storage::reader::PullFilter as _;
 
@@ -55,6 +56,11 @@ fn collect(services: &mut ServiceContext, hits: &IndexHits) -> Reply {
                 break;
             }
             Ok(false) => body.truncate(before),
+            // One damaged record hides none of the others.
+            Err(error @ ReadError::Damaged { .. }) => {
+                body.truncate(before);
+                tracing::warn!(%error, "left out of the answer to a query by key");
+            }
             Err(error) => return Reply::error(SYSTEM_ERROR, error.to_string()),
         }
     }
