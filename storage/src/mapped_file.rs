@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use arc_swap::ArcSwapOption;
 use nix::fcntl::AtFlags;
 
-use crate::mapping::{Access, Advice, Mapping, MappingError};
+use crate::mapping::{Advice, Mapping, MappingError};
 
 /// How many mappings all [`MappedFile`]s of a store may have together.
 #[derive(Debug)]
@@ -40,13 +40,6 @@ impl MapBudget {
             limit: limit.max(1),
             clock: Mutex::default(),
         })
-    }
-
-    /// Half of what the kernel allows a process (`vm.max_map_count`).
-    pub fn of_host() -> Arc<Self> {
-        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-        let allowed: usize = text.trim().parse().unwrap_or(65_530);
-        Self::new(allowed / 2)
     }
 
     /// How many files are mapped now.
@@ -250,7 +243,7 @@ impl MappedFile {
             });
         }
         _seen = clock.make_room(self.budget.limit);
-        let mapping = Arc::new(Mapping::open(&self.path, self.size, Access::ReadWrite)?);
+        let mapping = Arc::new(Mapping::open(&self.path, self.size)?);
         mapping.advise(self.advice);
         self.used.store(true, Ordering::Relaxed);
         self.mapping.store(Some(Arc::clone(&mapping)));

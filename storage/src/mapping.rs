@@ -33,15 +33,6 @@ pub enum Advice {
     WillNeed,
 }
 
-/// What may be done through a mapping.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub enum Access {
-    /// Only reads.
-    Read,
-    /// Reads and stores.
-    ReadWrite,
-}
-
 /// Why a mapped file cannot be used.
 #[derive(Debug, Error)]
 pub enum MappingError {
@@ -93,12 +84,6 @@ pub enum MappingError {
         /// Bytes of the file.
         size: u64,
     },
-    /// A store into a mapping that is only for reading.
-    #[error("{path} is mapped for reading only")]
-    ReadOnly {
-        /// Which file.
-        path: PathBuf,
-    },
 }
 
 impl MappingError {
@@ -118,7 +103,6 @@ impl MappingError {
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    access: Access,
     path: PathBuf,
     guard: faults::Guard,
     /// One bit a page: whether it was made present for stores.
@@ -136,17 +120,16 @@ static POPULATE_UNKNOWN: AtomicBool = AtomicBool::new(false);
 
 impl Mapping {
     /// Maps the file at `path`, which must have exactly `size` bytes.
-    pub fn open(path: &Path, size: u64, access: Access) -> Result<Self, MappingError> {
-        let writes = access == Access::ReadWrite;
+    pub fn open(path: &Path, size: u64) -> Result<Self, MappingError> {
         let file = OpenOptions::new()
             .read(true)
-            .write(writes)
+            .write(true)
             .open(path)
             .map_err(|source| failed("open", path, source))?;
-        Self::of_file(&file, path, size, access)
+        Self::of_file(&file, path, size)
     }
 
-    fn of_file(file: &File, path: &Path, size: u64, access: Access) -> Result<Self, MappingError> {
+    fn of_file(file: &File, path: &Path, size: u64) -> Result<Self, MappingError> {
         let found = file
             .metadata()
             .map_err(|source| failed("examine", path, source))?
@@ -160,16 +143,12 @@ impl Mapping {
             });
         }
         faults::install().map_err(|source| failed("guard", path, source))?;
-        let protection = match access {
-            Access::Read => libc::PROT_READ,
-            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
-        };
         // SAFETY: a fresh mapping at an address of the kernel's choice; the descriptor is open.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
                 len,
-                protection,
+                libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 file.as_raw_fd(),
                 0,
@@ -182,17 +161,11 @@ impl Mapping {
             return Err(failed("map", path, io::Error::other("mapped at address 0")));
         };
         let pages = len.div_ceil(faults::page_size());
-        let words = if access == Access::ReadWrite {
-            pages.div_ceil(64)
-        } else {
-            0
-        };
         let guard = faults::Guard::new(base.as_ptr() as usize, len);
-        let present = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let present = (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         Ok(Self {
             base,
             len,
-            access,
             path: path.into(),
             guard,
             present,
@@ -294,11 +267,6 @@ impl Mapping {
 
     /// Makes the pages of a range fit for stores, so that a full disk is an error here.
     fn make_present(&self, at: usize, len: usize) -> Result<(), MappingError> {
-        if self.access == Access::Read {
-            return Err(MappingError::ReadOnly {
-                path: self.path.clone(),
-            });
-        }
         if len == 0 {
             return Ok(());
         }

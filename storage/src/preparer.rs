@@ -194,8 +194,6 @@ impl LogFiles for PreparedFiles {
             None => NextFile::NotYet,
         }
     }
-
-    fn sealed(&mut self, _base: u64) {}
 }
 
 /// The thread's own things.

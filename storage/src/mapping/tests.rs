@@ -9,7 +9,7 @@ fn file_of(bytes: &[u8]) -> tempfile::NamedTempFile {
 #[test]
 fn what_is_stored_is_read_back_at_every_alignment() {
     let file = file_of(&[0; 10_000]);
-    let mapping = Mapping::open(file.path(), 10_000, Access::ReadWrite).unwrap();
+    let mapping = Mapping::open(file.path(), 10_000).unwrap();
     let pattern: Vec<u8> = (0..=255)
         .cycle()
         .take(300)
@@ -31,7 +31,7 @@ fn what_is_stored_is_read_back_at_every_alignment() {
 #[test]
 fn no_access_leaves_the_file() {
     let file = file_of(&[1; 100]);
-    let mapping = Mapping::open(file.path(), 100, Access::ReadWrite).unwrap();
+    let mapping = Mapping::open(file.path(), 100).unwrap();
     for (position, len) in [(100, 1), (99, 2), (0, 101), (u64::MAX, 1), (u64::MAX, 0)] {
         let read = mapping.read_at(position, &mut vec![0; len]);
         assert!(
@@ -50,19 +50,9 @@ fn no_access_leaves_the_file() {
 #[test]
 fn a_file_of_another_size_is_refused_by_name() {
     let file = file_of(&[1; 100]);
-    let error = Mapping::open(file.path(), 200, Access::Read).unwrap_err();
+    let error = Mapping::open(file.path(), 200).unwrap_err();
     let text = format!("{} has 100 bytes instead of 200", file.path().display());
     assert_eq!(error.to_string(), text);
-}
-
-#[test]
-fn a_mapping_for_reading_refuses_stores() {
-    let file = file_of(&[1; 100]);
-    let mapping = Mapping::open(file.path(), 100, Access::Read).unwrap();
-    assert!(matches!(
-        mapping.write_at(0, b"x"),
-        Err(MappingError::ReadOnly { .. })
-    ));
 }
 
 #[test]
@@ -70,8 +60,8 @@ fn a_file_cut_short_gives_errors_and_no_dead_process() {
     let size = 8 * faults::page_size() as u64;
     let file = file_of(&vec![7; size as usize]);
     let healthy = file_of(&vec![9; size as usize]);
-    let mapping = Mapping::open(file.path(), size, Access::ReadWrite).unwrap();
-    let other = Mapping::open(healthy.path(), size, Access::Read).unwrap();
+    let mapping = Mapping::open(file.path(), size).unwrap();
+    let other = Mapping::open(healthy.path(), size).unwrap();
     mapping.write_at(0, b"x").unwrap();
     file.as_file().set_len(0).unwrap();
     let mut bytes = [1; 16];
@@ -87,7 +77,7 @@ fn a_file_cut_short_gives_errors_and_no_dead_process() {
     other.read_at(size / 2, &mut bytes).unwrap();
     assert_eq!(bytes, [9; 16]);
     drop(mapping);
-    let next = Mapping::open(healthy.path(), size, Access::Read).unwrap();
+    let next = Mapping::open(healthy.path(), size).unwrap();
     next.read_at(0, &mut bytes).unwrap();
 }
 
@@ -96,7 +86,7 @@ fn a_sparse_file_without_space_is_an_error_of_the_store() {
     // A page beyond the end of a file stands in for a page without space.
     let size = 4 * faults::page_size() as u64;
     let file = file_of(&vec![0; size as usize]);
-    let mapping = Mapping::open(file.path(), size, Access::ReadWrite).unwrap();
+    let mapping = Mapping::open(file.path(), size).unwrap();
     file.as_file().set_len(1).unwrap();
     let error = mapping.write_at(size / 2, b"y").unwrap_err();
     assert!(matches!(error, MappingError::NoPage { .. }), "{error}");
@@ -108,7 +98,7 @@ fn a_sparse_file_without_space_is_an_error_of_the_store() {
 fn many_threads_may_fault_at_once() {
     let size = 64 * faults::page_size() as u64;
     let file = file_of(&vec![7; size as usize]);
-    let mapping = Mapping::open(file.path(), size, Access::Read).unwrap();
+    let mapping = Mapping::open(file.path(), size).unwrap();
     file.as_file().set_len(0).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..8 {

@@ -52,9 +52,6 @@ pub(crate) trait LogFiles {
 
     /// The file at `base`, created, sized and named durably.
     fn take(&mut self, base: u64) -> NextFile<Self::File>;
-
-    /// Says that the last write to the file at `base` is over and durable: it may be mapped.
-    fn sealed(&mut self, base: u64);
 }
 
 /// Answer to [`LogFiles::take`].

@@ -246,10 +246,9 @@ where
                 .as_ref()
                 .is_none_or(|zeroing| zeroing.base != oldest.base)
         {
-            let (slot, base) = (oldest.slot, oldest.base);
+            let slot = oldest.slot;
             self.attached.pop_front();
             self.disk.detach(slot);
-            self.files.sealed(base);
         }
     }
 }

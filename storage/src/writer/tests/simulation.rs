@@ -28,7 +28,6 @@ struct MemoryFiles {
     seed: Seed,
     misses: u64,
     no_space: u64,
-    sealed: Vec<u64>,
 }
 
 impl LogFiles for MemoryFiles {
@@ -54,15 +53,6 @@ impl LogFiles for MemoryFiles {
             base,
             zeroed_to,
         })
-    }
-
-    fn sealed(&mut self, base: u64) {
-        assert!(
-            self.sealed
-                .last()
-                .is_none_or(|last| base == last + FILE_SIZE)
-        );
-        self.sealed.push(base);
     }
 }
 
@@ -132,7 +122,6 @@ impl<D: Disk<File = u64>> Simulation<D> {
                 seed: Seed(settings.seed ^ 77),
                 misses: settings.misses,
                 no_space: settings.no_space,
-                sealed: Vec::new(),
             },
             queues: TestQueues::new(),
             ports: ends,
