@@ -8,14 +8,8 @@ use std::collections::VecDeque;
 
 use crate::append_queue::{AppendFailure, AppendResult, Appended, Entry, PortEnd};
 use crate::dispatch::{DispatchItem, DispatchSender, NO_QUEUE};
-use crate::format::message::{
-    PHYSICAL_OFFSET_AT, QUEUE_OFFSET_AT, STORE_TIMESTAMP_AT, STORE_TIMESTAMP_AT_V6, SYS_FLAG_AT,
-    sys_flag,
-};
+use crate::format::message::{FIXED_SIZE, assign};
 use crate::tail::TailWriter;
-
-/// Smallest record, in bytes: what is read of every record must lie within it.
-const SMALLEST_RECORD: u32 = 91;
 
 /// What the writer assigns to an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +35,7 @@ pub(crate) fn stage(tail: &mut TailWriter, port: &mut PortEnd, entry: &Entry, pl
     for _ in 0..entry.records {
         let size = record_size(tail, at);
         assert!(
-            size >= SMALLEST_RECORD && at + u64::from(size) <= end,
+            size >= FIXED_SIZE as u32 && at + u64::from(size) <= end,
             "an entry with a record of {size} bytes at {at}, ending at {end}"
         );
         patch(tail, at, queue_offset, place.store_timestamp);
@@ -55,17 +49,10 @@ pub(crate) fn stage(tail: &mut TailWriter, port: &mut PortEnd, entry: &Entry, pl
 }
 
 fn patch(tail: &mut TailWriter, at: u64, queue_offset: i64, store_timestamp: i64) {
-    tail.write(at + QUEUE_OFFSET_AT as u64, &queue_offset.to_be_bytes());
-    tail.write(at + PHYSICAL_OFFSET_AT as u64, &at.to_be_bytes());
-    let mut flags = [0; 4];
-    tail.read(at + SYS_FLAG_AT as u64, &mut flags);
-    let v6 = i32::from_be_bytes(flags) & sys_flag::BORN_HOST_V6 != 0;
-    let position = if v6 {
-        STORE_TIMESTAMP_AT_V6
-    } else {
-        STORE_TIMESTAMP_AT
-    };
-    tail.write(at + position as u64, &store_timestamp.to_be_bytes());
+    let mut head = [0; FIXED_SIZE];
+    tail.read(at, &mut head);
+    assign(&mut head, queue_offset, at, store_timestamp);
+    tail.write(at, &head);
 }
 
 fn record_size(tail: &TailWriter, at: u64) -> u32 {

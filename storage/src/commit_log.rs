@@ -6,10 +6,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Size of the blank record's meaningful part, in bytes; as many are kept free behind every record.
-pub const BLANK_SIZE: u64 = 8;
-/// Magic number of the blank record.
-const BLANK_MAGIC: u32 = 0xCBD4_3194;
+use crate::format::message;
+
+/// As [`message::BLANK_SIZE`], in the type of log offsets.
+pub const BLANK_SIZE: u64 = message::BLANK_SIZE as u64;
 
 /// Sizes every position is computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,26 +50,18 @@ impl Geometry {
 
     /// Whether a record of `len` bytes may start at `offset` without crossing into the next file.
     pub fn fits(&self, offset: u64, len: u64) -> bool {
-        len + BLANK_SIZE <= self.file_end(offset) - offset
+        message::fits(len as usize, self.file_end(offset) - offset)
     }
 
     /// Whether a record of `len` bytes fits in any file.
     pub fn can_hold(&self, len: u64) -> bool {
-        len + BLANK_SIZE <= self.file_size
+        message::fits(len as usize, self.file_size)
     }
 
     /// The blank record that ends the file from `offset` on.
-    pub fn blank(&self, offset: u64) -> [u8; BLANK_SIZE as usize] {
-        let rest = self.file_end(offset) - offset;
-        assert!(
-            rest >= BLANK_SIZE,
-            "no room for the blank record at {offset}"
-        );
-        let mut blank = [0; BLANK_SIZE as usize];
+    pub fn blank(&self, offset: u64) -> [u8; message::BLANK_SIZE] {
         // A file is at most i32::MAX bytes long.
-        blank[..4].copy_from_slice(&(rest as u32).to_be_bytes());
-        blank[4..].copy_from_slice(&BLANK_MAGIC.to_be_bytes());
-        blank
+        message::blank_record((self.file_end(offset) - offset) as u32)
     }
 }
 

@@ -7,8 +7,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::format::consume_entry;
+
 /// One consume-queue entry, in bytes.
-const ENTRY_SIZE: u64 = 20;
+const ENTRY_SIZE: u64 = consume_entry::ENTRY_SIZE as u64;
 
 /// Whether an acknowledged message is durable or only written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::disk::aligned::{ALIGNMENT, AlignedMemory};
 use crate::disk::probe::LARGEST_BLOCK;
 use crate::error::FileError;
+use crate::layout::file_name;
 
 /// Read at a time when reading on in order, in bytes.
 pub const SCAN_BYTES: usize = 256 << 10;
@@ -65,7 +66,7 @@ impl LogWindow {
 
     /// Path of the file that holds log offset `offset`.
     pub fn path_of(&self, offset: u64) -> PathBuf {
-        self.directory.join(format!("{:020}", self.base_of(offset)))
+        self.directory.join(file_name(self.base_of(offset)))
     }
 
     /// The bytes `[offset, offset + size)`, which must lie in one file and end at or below `limit`,

@@ -16,7 +16,8 @@ use crate::append_queue::Doorbell;
 use crate::commit_log::{LatchOnPanic, LogStatus};
 use crate::disk::ZERO_BYTES;
 use crate::disk::aligned::AlignedMemory;
-use crate::segments::{Segment, Segments, is_no_space, sync_dir};
+use crate::mapped_file::sync_directory;
+use crate::segments::{Segment, Segments, is_no_space};
 use crate::watermarks::Watermarks;
 use crate::writer::{LogFile, LogFiles, NextFile, ZERO_AHEAD};
 
@@ -412,7 +413,8 @@ fn be_polite(nice: i32) {
 }
 
 fn remove(path: &std::path::Path) {
-    let removed = std::fs::remove_file(path).and_then(|()| path.parent().map_or(Ok(()), sync_dir));
+    let removed =
+        std::fs::remove_file(path).and_then(|()| path.parent().map_or(Ok(()), sync_directory));
     match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             tracing::warn!(
@@ -480,7 +482,7 @@ mod tests {
             })
             .collect();
         names.sort();
-        let expected = [SIZE, 2 * SIZE, 3 * SIZE].map(crate::segments::file_name);
+        let expected = [SIZE, 2 * SIZE, 3 * SIZE].map(crate::layout::file_name);
         assert_eq!(names, expected);
     }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwap;
 
 use crate::consume_queue::{ConsumeQueue, ConsumeQueueError, KnownEnd, Placed, QueueFile};
-use crate::format::consume_entry::ConsumeEntry;
+use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
 use crate::layout;
 use crate::mapped_file::MapBudget;
 use crate::mapping::MappingError;
@@ -208,7 +208,7 @@ impl QueueTable {
     pub fn new(directory: impl Into<PathBuf>, file_size: u64, budget: Arc<MapBudget>) -> Self {
         Self {
             directory: directory.into(),
-            file_size: file_size.max(1).next_multiple_of(20),
+            file_size: file_size.max(1).next_multiple_of(ENTRY_SIZE as u64),
             budget,
             topics: papaya::HashMap::new(),
             slots: papaya::HashMap::new(),

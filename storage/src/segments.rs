@@ -12,6 +12,8 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, SeekFrom};
 
 use crate::disk::ZERO_BYTES;
 use crate::disk::aligned::AlignedMemory;
+use crate::layout::file_name;
+use crate::mapped_file::sync_directory;
 
 /// `FALLOC_FL_WRITE_ZEROES`: zeroes without transferring the zeros, where the device can (Linux
 /// 6.17).
@@ -45,11 +47,6 @@ pub(crate) struct Segment {
     placed_at: Option<PathBuf>,
     /// Whether it has its name, and perhaps a part of the log.
     named: bool,
-}
-
-/// Name of the file whose first byte has log offset `base`.
-pub(crate) fn file_name(base: u64) -> String {
-    format!("{base:020}")
 }
 
 /// The directory beside the log's for files that cannot be unnamed; made if missing.
@@ -156,7 +153,7 @@ impl Segments {
             let descriptor = format!("/proc/self/fd/{}", segment.file.as_raw_fd());
             rustix::fs::linkat(CWD, descriptor, CWD, &path, AtFlags::SYMLINK_FOLLOW)?;
         }
-        sync_dir(&self.dir)
+        sync_directory(&self.dir)
     }
 
     /// Opens the file with this base to go on at position `from`; `None` if there is none.
@@ -207,11 +204,6 @@ fn allocate(file: &File, size: u64) -> io::Result<()> {
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => file.set_len(size),
         other => Ok(other?),
     }
-}
-
-/// Makes the names in a directory durable.
-pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
 }
 
 /// Whether an error means that there is no room on the disk.
