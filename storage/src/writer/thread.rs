@@ -110,10 +110,7 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
         .map_err(FileError::at("open", &segments.path(base)))?;
     let status = Arc::new(LogStatus::default());
     let next = first_wanted(&active, &geometry, start.end);
-    if active.is_none() {
-        tracing::error!("no room to go on in {}", segments.path(base).display());
-        status.set_no_space(true);
-    }
+    status.set_no_space(active.is_none());
     let (preparer, files) = Preparer::start(
         segments,
         next,
@@ -251,6 +248,7 @@ fn open_active(
     let segment = match opened {
         Ok(segment) => segment,
         Err(error) if is_no_space(&error) => {
+            tracing::error!("no room to go on in {}", segments.path(base).display());
             if let Some(file) = segments.open_as_it_is(base)? {
                 preload(&file, base, end, tail)?;
             }
