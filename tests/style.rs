@@ -83,10 +83,25 @@ fn sources() -> Vec<(String, String)> {
         .collect()
 }
 
-/// The text before the file's `#[cfg(test)]` module.
+/// The text before the `#[cfg(test)]` module that stands in the file itself. A module that is only
+/// named there (`mod tests;`) ends nothing.
 fn product_part(text: &str) -> &str {
-    text.find("\n#[cfg(test)]\nmod ")
+    let stands_here = |at: &usize| {
+        let module = text[*at..].lines().nth(2);
+        module.is_some_and(|line| line.starts_with("mod ") && line.ends_with('{'))
+    };
+    text.match_indices("\n#[cfg(test)]\n")
+        .map(|(at, _)| at)
+        .find(stands_here)
         .map_or(text, |end| &text[..end])
+}
+
+#[test]
+fn only_a_test_module_in_the_file_itself_ends_its_product_part() {
+    let named = "use a;\n\n#[cfg(test)]\nmod tests;\nfn b() {}\n";
+    assert_eq!(product_part(named), named);
+    let inline = format!("{named}\n#[cfg(test)]\nmod more {{\n    fn c() {{}}\n}}\n");
+    assert_eq!(product_part(&inline), named);
 }
 
 fn is_comment(line: &str) -> bool {
