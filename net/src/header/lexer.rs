@@ -333,7 +333,8 @@ fn plain(bytes: &[u8], quote: u8) -> usize {
     let mut length = 0;
     for word in words {
         let word = u64::from_le_bytes(*word);
-        let found = zeros(word ^ ONES * u64::from(quote)) | zeros(word ^ ONES * u64::from(b'\\'));
+        let ends = zeros(word ^ (ONES * u64::from(quote)));
+        let found = ends | zeros(word ^ (ONES * u64::from(b'\\')));
         if found != 0 {
             return length + found.trailing_zeros() as usize / 8;
         }
