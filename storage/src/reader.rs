@@ -131,6 +131,9 @@ pub(crate) struct ReadShared {
     pub(crate) watermarks: Arc<Watermarks>,
     pub(crate) min_log_offset: AtomicU64,
     pub(crate) index: Arc<Index>,
+    /// End of the log when the store was opened: what lies below came from disk, the tail's share
+    /// of it too.
+    pub(crate) loaded_end: u64,
     pub(crate) damaged_reads: AtomicU64,
 }
 
@@ -340,7 +343,7 @@ impl StoreReader {
         let before = out.len();
         let (offset, size) = (entry.physical_offset, entry.size as usize);
         let found = if self.tail.copy(offset, size, out) {
-            check_copied(&out[before..], offset, false)
+            check_copied(&out[before..], offset, offset < self.shared.loaded_end)
         } else if request.cold {
             self.read_cold(offset, size, ahead, out)?
         } else if pulled.count > 0 {

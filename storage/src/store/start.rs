@@ -148,6 +148,7 @@ impl Parts {
             watermarks: Arc::clone(&self.watermarks),
             min_log_offset: AtomicU64::new(log_min),
             index: Arc::clone(&self.index),
+            loaded_end: self.watermarks.acknowledged(),
             damaged_reads: AtomicU64::new(0),
         });
         Store {

@@ -391,3 +391,30 @@ fn entries_of_records_that_a_power_cut_took_back_cost_no_scan_of_the_whole_log()
     assert_eq!(max, 100);
     opened.store.close().expect("close");
 }
+
+#[test]
+fn damage_in_the_newest_file_is_never_served() {
+    for make in [closed, crashed] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let config = make(dir.path());
+        let opened = open(&config).expect("open");
+        let queue = opened.store.queue("Orders", 3).expect("queue");
+        let last = queue.max_offset() - 1;
+        let entry = queue.entry(last).expect("entry").expect("present");
+        opened.store.close().expect("close");
+        let base =
+            entry.physical_offset / config.commit_log_file_size * config.commit_log_file_size;
+        let path = dir.path().join(format!("commitlog/{base:020}"));
+        let file = OpenOptions::new().write(true).open(path).expect("newest");
+        // Within the body: it begins after 88 bytes.
+        file.write_all_at(b"\xff", entry.physical_offset - base + 90)
+            .expect("damage");
+
+        let opened = open(&config).expect("open again");
+        let queue = opened.store.queue("Orders", 3).expect("queue");
+        let (messages, _) = read_all(&mut opened.store.reader().expect("reader"), &queue);
+        assert_eq!(messages.len() as i64, last, "all but the damaged one");
+        assert_eq!(opened.store.damaged_reads(), 1);
+        opened.store.close().expect("close");
+    }
+}
