@@ -2,9 +2,10 @@
 //! lock, kept in `consumerOffset.json`; and the delay levels' progress in `delayOffset.json`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use papaya::Equivalent;
 use serde_json::Value;
 
 use crate::persist::{File, LoadError, Persist, Ticket};
@@ -15,22 +16,51 @@ const QUEUES_MAX: usize = 65_536;
 /// Most pending server-side resets.
 const RESETS_MAX: usize = 100_000;
 
-/// One group's offsets in one topic.
-struct QueueOffsets {
-    /// Position in the file.
-    rank: u64,
-    queues: papaya::HashMap<i32, AtomicI64>,
+/// Names one offset. Both forms hash alike: the fields have the same order and content.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Place {
+    group: Arc<str>,
+    topic: Arc<str>,
+    queue: i32,
 }
 
-type TopicTable = papaya::HashMap<String, Arc<QueueOffsets>>;
+#[derive(Hash)]
+struct Wanted<'a> {
+    group: &'a str,
+    topic: &'a str,
+    queue: i32,
+}
+
+impl Equivalent<Place> for Wanted<'_> {
+    fn equivalent(&self, place: &Place) -> bool {
+        self.queue == place.queue && *self.topic == *place.topic && *self.group == *place.group
+    }
+}
+
+/// The queues of one group in one topic that have an offset.
+struct Entry {
+    /// Position in the file.
+    rank: u64,
+    queues: BTreeSet<i32>,
+}
+
+/// Which offsets there are; locked for first commits, removals and listings.
+#[derive(Default)]
+struct Index {
+    next_rank: u64,
+    groups: BTreeMap<Arc<str>, BTreeMap<Arc<str>, Entry>>,
+}
 
 /// The offset table.
+///
+/// All offsets stand in one lock-free map: each such map costs some 18 KiB, too much for one per
+/// group and topic.
 pub struct ConsumerOffsets {
-    groups: papaya::HashMap<String, Arc<TopicTable>>,
+    cells: papaya::HashMap<Place, AtomicI64>,
+    index: Mutex<Index>,
     persist: Arc<Persist>,
     generation: Generation,
     version: Mutex<DataVersion>,
-    next_rank: AtomicU64,
     dirty: AtomicBool,
     has_resets: AtomicBool,
     resets: Mutex<HashMap<(String, String, i32), i64>>,
@@ -50,66 +80,52 @@ impl ConsumerOffsets {
             .load(File::ConsumerOffsets, parse)?
             .unwrap_or_default();
         let offsets = Self {
-            groups: papaya::HashMap::new(),
+            cells: papaya::HashMap::new(),
+            index: Mutex::default(),
             persist,
             generation: loaded.generation,
             version: Mutex::new(loaded.version),
-            next_rank: AtomicU64::new(0),
             dirty: AtomicBool::new(false),
             has_resets: AtomicBool::new(false),
             resets: Mutex::default(),
         };
         for (topic, group, queues) in loaded.table {
-            let table = offsets.topic_entry(&group, &topic);
+            lock(&offsets.index).entry(&group, &topic);
             for (queue, offset) in queues {
-                table.queues.pin().insert(queue, AtomicI64::new(offset));
+                offsets.first_commit(&group, &topic, queue, offset);
             }
         }
         Ok(offsets)
     }
 
-    fn topic_entry(&self, group: &str, topic: &str) -> Arc<QueueOffsets> {
-        let groups = self.groups.pin();
-        let table =
-            groups.get_or_insert_with(group.to_string(), || Arc::new(papaya::HashMap::new()));
-        let fresh = || {
-            let rank = self.next_rank.fetch_add(1, Ordering::Relaxed);
-            Arc::new(QueueOffsets {
-                rank,
-                queues: papaya::HashMap::new(),
-            })
-        };
-        Arc::clone(table.pin().get_or_insert_with(topic.to_string(), fresh))
-    }
-
-    fn with<T>(&self, group: &str, topic: &str, f: impl FnOnce(&QueueOffsets) -> T) -> Option<T> {
-        let groups = self.groups.pin();
-        let topics = groups.get(group)?.pin();
-        topics.get(topic).map(|queues| f(queues))
-    }
-
     /// The next offset to consume, if the group ever committed one.
     pub fn query(&self, group: &str, topic: &str, queue_id: i32) -> Option<i64> {
-        self.with(group, topic, |table| {
-            table
-                .queues
-                .pin()
-                .get(&queue_id)
-                .map(|offset| offset.load(Ordering::Acquire))
-        })?
+        let wanted = Wanted {
+            group,
+            topic,
+            queue: queue_id,
+        };
+        let cells = self.cells.pin();
+        cells
+            .get(&wanted)
+            .map(|offset| offset.load(Ordering::Acquire))
     }
 
     /// Stores the next offset to consume; smaller ones are accepted, as Apache does. Allocates only
     /// for a queue's first commit. `false`: too many queues, nothing stored.
     pub fn commit(&self, group: &str, topic: &str, queue_id: i32, offset: i64) -> bool {
-        let known = self.with(group, topic, |table| {
-            let queues = table.queues.pin();
-            queues
-                .get(&queue_id)
-                .map(|cell| cell.store(offset, Ordering::Release))
-                .is_some()
-        });
-        let stored = known == Some(true) || self.first_commit(group, topic, queue_id, offset);
+        let wanted = Wanted {
+            group,
+            topic,
+            queue: queue_id,
+        };
+        let known = self
+            .cells
+            .pin()
+            .get(&wanted)
+            .map(|cell| cell.store(offset, Ordering::Release))
+            .is_some();
+        let stored = known || self.first_commit(group, topic, queue_id, offset);
         if stored && !self.dirty.load(Ordering::Relaxed) {
             self.dirty.store(true, Ordering::Release);
         }
@@ -117,37 +133,52 @@ impl ConsumerOffsets {
     }
 
     fn first_commit(&self, group: &str, topic: &str, queue_id: i32, offset: i64) -> bool {
-        let table = self.topic_entry(group, topic);
-        if table.queues.len() >= QUEUES_MAX {
+        let mut index = lock(&self.index);
+        let (group, topic, entry) = index.entry(group, topic);
+        if entry.queues.len() >= QUEUES_MAX && !entry.queues.contains(&queue_id) {
             return false;
         }
-        let queues = table.queues.pin();
-        let cell = queues.get_or_insert_with(queue_id, || AtomicI64::new(offset));
+        entry.queues.insert(queue_id);
+        let place = Place {
+            group,
+            topic,
+            queue: queue_id,
+        };
+        let cells = self.cells.pin();
+        let cell = cells.get_or_insert_with(place, || AtomicI64::new(offset));
         cell.store(offset, Ordering::Release);
         true
     }
 
+    fn offsets_of(&self, group: &str, topic: &str, entry: &Entry) -> BTreeMap<i32, i64> {
+        let offset = |queue: &i32| Some((*queue, self.query(group, topic, *queue)?));
+        entry.queues.iter().filter_map(offset).collect()
+    }
+
     /// A group's offsets in a topic, by queue.
     pub fn table(&self, group: &str, topic: &str) -> BTreeMap<i32, i64> {
-        self.with(group, topic, snapshot).unwrap_or_default()
+        let index = lock(&self.index);
+        let entry = index.groups.get(group).and_then(|topics| topics.get(topic));
+        entry
+            .map(|entry| self.offsets_of(group, topic, entry))
+            .unwrap_or_default()
     }
 
     /// The topics in which a group has offsets.
     pub fn topics_of(&self, group: &str) -> BTreeSet<String> {
-        let groups = self.groups.pin();
-        groups
-            .get(group)
-            .map(|t| t.pin().keys().cloned().collect())
-            .unwrap_or_default()
+        let index = lock(&self.index);
+        let topics = index.groups.get(group).into_iter().flatten();
+        topics.map(|(topic, _)| topic.to_string()).collect()
     }
 
     /// The groups that have offsets in a topic.
     pub fn groups_of(&self, topic: &str) -> BTreeSet<String> {
-        let groups = self.groups.pin();
-        let has = groups
-            .iter()
-            .filter(|(_, topics)| topics.pin().contains_key(topic));
-        has.map(|(group, _)| group.clone()).collect()
+        let index = lock(&self.index);
+        let groups = index.groups.iter();
+        groups
+            .filter(|(_, topics)| topics.contains_key(topic))
+            .map(|(group, _)| group.to_string())
+            .collect()
     }
 
     /// Copies offsets of one group to another, for one topic.
@@ -159,26 +190,45 @@ impl ConsumerOffsets {
 
     /// Removes everything stored for a topic.
     pub fn remove_topic(&self, topic: &str) -> Ticket {
-        for topics in self.groups.pin().values() {
-            topics.pin().remove(topic);
+        let mut index = lock(&self.index);
+        for (group, topics) in &mut index.groups {
+            let entry = topics.remove(topic);
+            self.remove_cells(group, topic, entry);
         }
+        drop(index);
         lock(&self.resets).retain(|(_, t, _), _| t != topic);
         self.persist.changed(File::ConsumerOffsets)
     }
 
     /// Removes everything stored for a group.
     pub fn remove_group(&self, group: &str) -> Ticket {
-        self.groups.pin().remove(group);
+        let mut index = lock(&self.index);
+        for (topic, entry) in index.groups.remove(group).into_iter().flatten() {
+            self.remove_cells(group, &topic, Some(entry));
+        }
+        drop(index);
         lock(&self.resets).retain(|(g, _, _), _| g != group);
         self.persist.changed(File::ConsumerOffsets)
     }
 
     /// Removes what a group has stored for one topic.
     pub fn remove(&self, group: &str, topic: &str) -> Ticket {
-        if let Some(topics) = self.groups.pin().get(group) {
-            topics.pin().remove(topic);
-        }
+        let mut index = lock(&self.index);
+        let entry = index.groups.get_mut(group).and_then(|t| t.remove(topic));
+        self.remove_cells(group, topic, entry);
+        drop(index);
         self.persist.changed(File::ConsumerOffsets)
+    }
+
+    fn remove_cells(&self, group: &str, topic: &str, entry: Option<Entry>) {
+        let cells = self.cells.pin();
+        for queue in entry.into_iter().flat_map(|entry| entry.queues) {
+            cells.remove(&Wanted {
+                group,
+                topic,
+                queue,
+            });
+        }
     }
 
     /// Server-side reset: the next pull of this queue starts at `offset`, and commits are ignored
@@ -226,11 +276,14 @@ impl ConsumerOffsets {
     /// Every entry in file order: topic, group, offset by queue.
     pub fn snapshot(&self) -> Vec<(String, String, BTreeMap<i32, i64>)> {
         let mut all = Vec::new();
-        for (group, topics) in &self.groups.pin() {
-            for (topic, table) in &topics.pin() {
-                all.push((table.rank, topic.clone(), group.clone(), snapshot(table)));
+        let index = lock(&self.index);
+        for (group, topics) in &index.groups {
+            for (topic, entry) in topics {
+                let queues = self.offsets_of(group, topic, entry);
+                all.push((entry.rank, topic.to_string(), group.to_string(), queues));
             }
         }
+        drop(index);
         all.sort_by_key(|entry| entry.0);
         all.into_iter()
             .map(|(_, topic, group, queues)| (topic, group, queues))
@@ -264,12 +317,28 @@ impl ConsumerOffsets {
     }
 }
 
-fn snapshot(table: &QueueOffsets) -> BTreeMap<i32, i64> {
-    let queues = table.queues.pin();
-    queues
-        .iter()
-        .map(|(queue, offset)| (*queue, offset.load(Ordering::Acquire)))
-        .collect()
+impl Index {
+    /// The entry, made when it is missing, with its names.
+    fn entry(&mut self, group: &str, topic: &str) -> (Arc<str>, Arc<str>, &mut Entry) {
+        let group = shared_name(&self.groups, group);
+        let topics = self.groups.entry(Arc::clone(&group)).or_default();
+        let topic = shared_name(topics, topic);
+        let next_rank = &mut self.next_rank;
+        let entry = topics.entry(Arc::clone(&topic)).or_insert_with(|| {
+            *next_rank += 1;
+            Entry {
+                rank: *next_rank,
+                queues: BTreeSet::new(),
+            }
+        });
+        (group, topic, entry)
+    }
+}
+
+fn shared_name<T>(table: &BTreeMap<Arc<str>, T>, name: &str) -> Arc<str> {
+    table
+        .get_key_value(name)
+        .map_or_else(|| Arc::from(name), |(known, _)| Arc::clone(known))
 }
 
 /// Topic, group, offset by queue.
@@ -474,6 +543,58 @@ mod tests {
             .count();
         assert_eq!(stored, QUEUES_MAX);
         assert!(offsets.commit("g", "T", 0, 2), "known queues go on");
+    }
+
+    #[test]
+    fn a_table_larger_than_a_frame_is_read_back() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let mut text = String::from("{\"offsetTable\":{");
+        let padding = "p".repeat(100);
+        for group in 0..80_000 {
+            text += &format!("\"T@{padding}{padding}{group}\":{{0:{group}}},");
+        }
+        text += "}}";
+        assert!(text.len() > saturnmq_net::frame::MAX_FRAME);
+        let persist = write(&dir, File::ConsumerOffsets, text.as_bytes());
+        let offsets = ConsumerOffsets::load(persist).expect("load");
+        let last = format!("{padding}{padding}79999");
+        assert_eq!(offsets.query(&last, "T", 0), Some(79_999));
+        assert!(offsets.text().len() > saturnmq_net::frame::MAX_FRAME);
+    }
+
+    #[test]
+    fn what_is_removed_is_neither_found_nor_listed() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let offsets = empty(&dir);
+        let fill = || {
+            for (group, topic) in [("g", "T"), ("g", "U"), ("h", "T")] {
+                assert!(offsets.commit(group, topic, 0, 1) && offsets.commit(group, topic, 3, 2));
+            }
+        };
+        let left = || {
+            let all = offsets.snapshot().into_iter();
+            all.map(|(topic, group, queues)| {
+                assert!(
+                    queues
+                        .iter()
+                        .all(|(q, o)| offsets.query(&group, &topic, *q) == Some(*o))
+                );
+                format!("{topic}@{group}")
+            })
+            .collect::<Vec<_>>()
+        };
+        fill();
+        offsets.remove("g", "T");
+        assert_eq!(left(), ["U@g", "T@h"]);
+        assert_eq!(offsets.query("g", "T", 3), None);
+        fill();
+        offsets.remove_group("g");
+        assert_eq!(left(), ["T@h"]);
+        assert_eq!(offsets.query("g", "U", 0), None);
+        fill();
+        offsets.remove_topic("T");
+        assert_eq!(left(), ["U@g"]);
+        assert_eq!(offsets.query("h", "T", 0), None);
     }
 
     #[test]

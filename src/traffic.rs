@@ -1,7 +1,10 @@
 //! Counters of what goes through a topic; the statistics and metrics are made from them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
 
 /// Running totals of one topic.
 #[derive(Debug, Default)]
@@ -10,7 +13,9 @@ pub struct Traffic {
     put_bytes: AtomicU64,
     got_messages: AtomicU64,
     got_bytes: AtomicU64,
-    groups: papaya::HashMap<Arc<str>, Arc<GroupTraffic>>,
+    /// Copied when a group pulls for the first time. A concurrent map costs some 18 KiB, too much
+    /// for each topic.
+    groups: ArcSwap<BTreeMap<Arc<str>, Arc<GroupTraffic>>>,
 }
 
 /// Running totals of one group in one topic.
@@ -56,30 +61,43 @@ impl Traffic {
 
     /// The counters of a group; made at its first pull. The caller checked that the group exists.
     pub fn group(&self, name: &str) -> Arc<GroupTraffic> {
-        let groups = self.groups.pin();
-        if let Some(known) = groups.get(name) {
-            return Arc::clone(known);
+        if let Some(known) = self.known_group(name) {
+            return known;
         }
-        Arc::clone(groups.get_or_insert_with(Arc::from(name), Arc::default))
+        let (name, fresh) = (Arc::<str>::from(name), Arc::<GroupTraffic>::default());
+        self.groups.rcu(|groups| {
+            let mut groups = BTreeMap::clone(groups);
+            groups
+                .entry(Arc::clone(&name))
+                .or_insert_with(|| Arc::clone(&fresh));
+            groups
+        });
+        // Another core's may have come first.
+        self.known_group(&name).unwrap_or(fresh)
     }
 
     /// The counters of a group, if it ever pulled.
     pub fn known_group(&self, name: &str) -> Option<Arc<GroupTraffic>> {
-        self.groups.pin().get(name).map(Arc::clone)
+        self.groups.load().get(name).map(Arc::clone)
     }
 
     /// Every group that ever pulled.
     pub fn groups(&self) -> Vec<(Arc<str>, Arc<GroupTraffic>)> {
-        let groups = self.groups.pin();
-        groups
-            .iter()
-            .map(|(name, traffic)| (Arc::clone(name), Arc::clone(traffic)))
+        let groups = self.groups.load();
+        let each = groups.iter();
+        each.map(|(name, traffic)| (Arc::clone(name), Arc::clone(traffic)))
             .collect()
     }
 
     /// Forgets a group's counters.
     pub fn forget(&self, group: &str) {
-        self.groups.pin().remove(group);
+        if self.known_group(group).is_some() {
+            self.groups.rcu(|groups| {
+                let mut groups = BTreeMap::clone(groups);
+                groups.remove(group);
+                groups
+            });
+        }
     }
 
     /// Messages stored so far.
