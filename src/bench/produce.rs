@@ -29,7 +29,7 @@ const TEMPLATE: &str = "TBW102";
 pub struct Plan {
     /// Name server, `host:port`.
     pub name_server: String,
-    /// Topics; connection k sends to topic k modulo their number.
+    /// Topics; each connection sends to all of them in turn, beginning at its own place.
     pub topics: Vec<String>,
     /// Connections, each on its own thread.
     pub connections: usize,
@@ -102,19 +102,13 @@ struct Tally {
 /// # Errors
 /// [`BenchError`] when there is no route, a connection fails or an answer does not come.
 pub fn run(plan: &Plan) -> Result<Report, BenchError> {
-    let routes: Vec<Route> = plan
-        .topics
-        .iter()
-        .map(|topic| find_route(plan, topic))
-        .collect::<Result<_, _>>()?;
+    let routes = find_routes(plan)?;
     let barrier = Barrier::new(plan.connections + 1);
     thread::scope(|scope| {
         let workers: Vec<_> = (0..plan.connections)
             .map(|index| {
-                let (topic, route) = (index % plan.topics.len(), &routes[index % routes.len()]);
-                let barrier = &barrier;
-                let topic = plan.topics[topic].as_str();
-                scope.spawn(move || produce(plan, topic, route, index, barrier))
+                let (routes, barrier) = (routes.as_slice(), &barrier);
+                scope.spawn(move || produce(plan, routes, index, barrier))
             })
             .collect();
         barrier.wait();
@@ -158,8 +152,16 @@ fn histogram() -> Result<Histogram<u64>, BenchError> {
         .map_err(|error| BenchError::System(error.to_string()))
 }
 
-fn find_route(plan: &Plan, topic: &str) -> Result<Route, BenchError> {
+/// The route of every topic, all asked on one connection.
+fn find_routes(plan: &Plan) -> Result<Vec<Route>, BenchError> {
     let mut client = Client::connect(plan.name_server.as_str(), ANSWER_TIMEOUT)?;
+    plan.topics
+        .iter()
+        .map(|topic| find_route(&mut client, plan, topic))
+        .collect()
+}
+
+fn find_route(client: &mut Client, plan: &Plan, topic: &str) -> Result<Route, BenchError> {
     let mut why = String::new();
     for name in [topic, TEMPLATE] {
         let answer = client.invoke(
@@ -212,8 +214,11 @@ fn find_route(plan: &Plan, topic: &str) -> Result<Route, BenchError> {
 /// One connection's sends.
 struct Producer<'a> {
     client: Client,
-    topic: &'a str,
-    queues: i32,
+    topics: &'a [String],
+    routes: &'a [Route],
+    /// Topic of the next send.
+    turn: usize,
+    /// Queue of the next send, before it is fitted to the topic's queues.
     next_queue: i32,
     body: Vec<u8>,
     /// Send times by opaque modulo their number, which is above the number in flight.
@@ -222,13 +227,17 @@ struct Producer<'a> {
 
 impl Producer<'_> {
     fn queue_one(&mut self) -> Result<(), BenchError> {
-        self.next_queue = (self.next_queue + 1) % self.queues;
+        self.turn = (self.turn + 1) % self.topics.len();
+        if self.turn == 0 || self.topics.len() == 1 {
+            self.next_queue = (self.next_queue + 1) & 0xffff;
+        }
+        let (topic, queues) = (&self.topics[self.turn], self.routes[self.turn].queues);
         let send = SendRequest {
             producer_group: "saturnmq_bench",
-            topic: self.topic,
+            topic,
             default_topic: TEMPLATE,
             default_topic_queue_nums: 4,
-            queue_id: self.next_queue,
+            queue_id: self.next_queue % queues,
             sys_flag: 0,
             born_timestamp: now_ms(),
             flag: 0,
@@ -271,17 +280,18 @@ fn now_ms() -> i64 {
 
 fn produce(
     plan: &Plan,
-    topic: &str,
-    route: &Route,
+    routes: &[Route],
     index: usize,
     barrier: &Barrier,
 ) -> Result<Tally, BenchError> {
-    let connected = Client::connect(route.address.as_str(), ANSWER_TIMEOUT);
+    let start = index % plan.topics.len();
+    let connected = Client::connect(routes[start].address.as_str(), ANSWER_TIMEOUT);
     barrier.wait();
     let mut producer = Producer {
         client: connected?,
-        topic,
-        queues: route.queues,
+        topics: &plan.topics,
+        routes,
+        turn: start,
         next_queue: i32::try_from(index).unwrap_or(0),
         body: vec![b'x'; plan.size],
         sent: vec![Instant::now(); (plan.in_flight * 2).next_power_of_two()],
