@@ -153,7 +153,8 @@ pub struct StoreConfig {
     pub dispatch_queue_items: usize,
     /// Wake-ups held for one core before it is told to look at everything it parked.
     pub wake_queue_items: usize,
-    /// Most mappings held by queues and index together.
+    /// Most mappings held by queues and index together; never more than half of what the host
+    /// allows a process.
     pub max_mappings: usize,
     /// Zeroing ahead of the tail and keeping a spare file, or, if false, plain sparse files
     /// (tests).

@@ -111,7 +111,7 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
         resume: None,
         known: KnownQueues::new(),
         window: LogWindow::new(layout.commit_log(), size),
-        budget: MapBudget::new(config.max_mappings),
+        budget: MapBudget::new(config.max_mappings.min(host_mappings() / 2)),
         report: OpenReport {
             clean,
             ..OpenReport::default()
@@ -508,6 +508,14 @@ impl Progress {
             tracing::info!("looking at the log: at offset {offset} after {seconds} s");
         }
     }
+}
+
+/// Mappings the host allows a process; half of them is left to buffers, stacks and libraries.
+fn host_mappings() -> usize {
+    std::fs::read_to_string("/proc/sys/vm/max_map_count")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(usize::MAX)
 }
 
 fn report_damage(found: &ScanEnd) {
