@@ -18,8 +18,9 @@ use saturnmq_storage::reader::StoreReader;
 
 use crate::answer::{Answer, Ask, Channel, CoreMessage, Reply, ReplySlot, Request};
 use crate::broker::Broker;
+use crate::cold::Cold;
 use crate::handler;
-use crate::handler::pull::Pulls;
+use crate::handler::pull::{CROWDED, Pull, Pulls};
 use crate::handler::send::Sends;
 use crate::persist::Ticket;
 use crate::questions::Questions;
@@ -62,6 +63,8 @@ pub struct Core {
     scratch: Scratch,
     /// Requests answered by another thread at the moment.
     elsewhere: usize,
+    /// Pulls of old messages, which the services thread answers.
+    cold: Cold<ConnectionId, (ReplySlot, Box<Pull>)>,
     /// Questions to clients of this core.
     asked: Questions,
     /// Frames to handle again that found the append queue full.
@@ -90,6 +93,7 @@ impl Core {
             connections: HashMap::new(),
             scratch: Scratch::default(),
             elsewhere: 0,
+            cold: Cold::default(),
             asked: Questions::default(),
             stalled: VecDeque::new(),
         }
@@ -193,26 +197,46 @@ impl Core {
         }
     }
 
-    /// Hands a request to the services thread that writes the whole response frame itself.
-    pub(crate) fn submit_cold(&mut self, slot: ReplySlot, work: Work, io: &mut Outbox) {
+    /// Hands a pull to the services thread, which writes the whole response frame itself; now, or
+    /// when the connection has fewer of them there.
+    pub(crate) fn submit_cold(&mut self, slot: ReplySlot, pull: Box<Pull>, io: &mut Outbox) {
         let conn = slot.channel.conn;
-        let full = self.elsewhere >= MAX_ELSEWHERE;
-        if full
-            || self
-                .broker
-                .services
-                .submit(Job {
-                    slot,
-                    readable_from: 0,
-                    work,
-                })
-                .is_err()
-        {
-            write_reply(io, conn, slot.to, &Reply::overload());
-            return;
+        if io.unsent(conn) > CROWDED {
+            return handler::pull::again(&pull, conn, io);
+        }
+        match self.cold.admit(conn, (slot, pull)) {
+            Some((slot, pull)) => self.run_cold(slot, pull, io),
+            None => io.request_started(conn),
+        }
+    }
+
+    fn run_cold(&mut self, slot: ReplySlot, pull: Box<Pull>, io: &mut Outbox) {
+        let conn = slot.channel.conn;
+        let job = Job {
+            slot,
+            readable_from: 0,
+            work: Work::Pull(pull),
+        };
+        if self.elsewhere >= MAX_ELSEWHERE || self.broker.services.submit(job).is_err() {
+            self.cold.finished(conn);
+            return write_reply(io, conn, slot.to, &Reply::overload());
         }
         self.elsewhere += 1;
         io.request_started(conn);
+    }
+
+    /// A cold pull is answered: those that waited for it go on.
+    fn cold_finished(&mut self, conn: ConnectionId, io: &mut Outbox) {
+        self.cold.finished(conn);
+        while let Some((slot, pull)) = self.cold.next(conn) {
+            io.request_finished(conn);
+            if io.unsent(conn) > CROWDED {
+                self.cold.finished(conn);
+                handler::pull::again(&pull, conn, io);
+            } else {
+                self.run_cold(slot, pull, io);
+            }
+        }
     }
 
     fn when_durable(&self, ticket: Ticket, slot: ReplySlot, message: CoreMessage) {
@@ -254,6 +278,7 @@ impl Core {
             CoreMessage::Bytes { conn, frame } => {
                 self.settled(conn, io);
                 append(io, conn, &frame);
+                self.cold_finished(conn, io);
             }
             CoreMessage::Push { conn, frame } => append(io, conn, &frame),
             CoreMessage::Ask { ask, slot } => {
@@ -306,6 +331,7 @@ impl Protocol for Core {
     fn closed(&mut self, conn: ConnectionId) {
         self.connections.remove(&conn);
         self.pulls.closed(conn);
+        self.cold.closed(conn);
         self.asked.closed(&self.broker.cores, conn);
         handler::client::closed(
             &self.broker,

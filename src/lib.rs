@@ -11,6 +11,7 @@ pub mod bench;
 pub mod broker;
 pub mod cli;
 pub mod clients;
+pub mod cold;
 pub mod config;
 pub mod control;
 pub mod core;

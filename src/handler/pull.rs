@@ -25,7 +25,6 @@ use crate::core::{Core, write_reply};
 use crate::handler::pull_checks::{missing_topic_remark, pulled_none};
 use crate::handler::{PULL_NOT_FOUND, PULL_OFFSET_MOVED, PULL_RETRY_IMMEDIATELY, TOPIC_NOT_EXIST};
 use crate::parked::{Parked, ParkedLimits};
-use crate::services::Work;
 use crate::subscription::{Subscription, TagFilter};
 use crate::topics::Topic;
 use crate::traffic::GroupTraffic;
@@ -35,7 +34,7 @@ const DISPATCH_WAIT: Duration = Duration::from_secs(1);
 /// Parked requests looked at again per pass; the rest follow in the next one.
 const LOOKS_PER_PASS: usize = 8192;
 /// Bytes not sent to a client above which its waiting pulls get no messages, but are to ask again.
-const CROWDED: usize = 4 << 20;
+pub(crate) const CROWDED: usize = 4 << 20;
 /// Most bytes of records in one response: it must fit a frame of 16 MiB.
 const MAX_BODY: usize = 15 << 20;
 /// Which messages a pull wants.
@@ -288,7 +287,7 @@ fn read(core: &mut Core, conn: ConnectionId, pull: &mut Pull, io: &mut Outbox) -
                 },
                 to: pull.to,
             };
-            core.submit_cold(slot, Work::Pull(Box::new(pull.clone())), io);
+            core.submit_cold(slot, Box::new(pull.clone()), io);
             Read::Answered
         }
         Err(error) => {
@@ -545,7 +544,7 @@ fn gone(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {
 }
 
 /// Has the client ask again from where the pull has come to.
-fn again(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {
+pub(crate) fn again(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {
     let none = pulled_none(pull, PullStatus::NoMatchedMessage, pull.scanned);
     nothing(pull, &none, conn, io);
 }

@@ -149,7 +149,8 @@ fn a_deleted_connection_leaves_the_others_waiting() {
     });
     drop(gone);
     producer.send_message("T", 0, "", b"1");
-    assert_eq!(stays.answer(opaque).code, 0);
+    let answer = stays.answer(opaque);
+    assert_eq!(answer.code, 0, "{answer:?}");
 }
 
 #[test]
@@ -189,4 +190,34 @@ fn an_offset_behind_an_acknowledged_message_is_never_told_to_step_back() {
             "{answer:?}"
         );
     }
+}
+
+#[test]
+fn pulls_of_old_messages_are_all_answered_however_many_one_connection_has() {
+    let (running, _dir) = broker(&["--set", "tailCacheBytes=4194304"]);
+    let mut talk = Talk::to(running.address("broker"));
+    let body = vec![b'x'; 60_000];
+    for _ in 0..160 {
+        talk.send_message("Old", 0, "", &body);
+    }
+    // Far more than may be read at a time; nothing is received until all are asked.
+    let pulls: Vec<_> = (0..600)
+        .map(|_| talk.start_pull(&Pull::of("Old", 0)))
+        .collect();
+    let mut found = 0;
+    for opaque in pulls {
+        let answer = talk.answer(opaque);
+        match answer.code {
+            0 => {
+                assert_eq!(records(&answer.body)[0].0, 0);
+                found += 1;
+            }
+            // The connection reads too slowly: ask again, from the same place.
+            code => {
+                assert_eq!(code, 20, "{answer:?}");
+                assert_eq!(answer.number("nextBeginOffset"), 0);
+            }
+        }
+    }
+    assert!(found >= 64, "{found} found messages");
 }
