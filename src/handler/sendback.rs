@@ -13,9 +13,10 @@ use crate::broker::Broker;
 use crate::groups::FoundGroup;
 use crate::handler::properties::{self, PropertyScan};
 use crate::handler::send_checks::{closed_store, own_topic, unavailable};
-use crate::handler::{NO_PERMISSION, SUBSCRIPTION_GROUP_NOT_EXIST, V3_4_9, faq};
+use crate::handler::{NO_PERMISSION, SUBSCRIPTION_GROUP_NOT_EXIST, V3_4_9, durably, faq};
 use crate::names;
-use crate::services::ServiceContext;
+use crate::persist::Ticket;
+use crate::services::{Job, ServiceContext, Work};
 use crate::topics::{PERM_WRITE, Topic};
 
 /// A message to send back, its target topics made already.
@@ -86,7 +87,12 @@ fn read(services: &mut ServiceContext, slot: ReplySlot, back: Back) {
     };
     match found {
         Ok(true) => match Record::decode(&bytes) {
-            Ok(record) => append(services, slot, &back, &record),
+            Ok(record) => match dead_letters(&services.broker, &back, &record) {
+                Ok(dead) => append(services, slot, &back, &record, dead),
+                Err(Answer::Rerun(ticket)) => read_when_durable(services, ticket, slot, back),
+                Err(Answer::Reply(reply)) => services.reply(slot, reply),
+                Err(_) => services.reply(slot, failed("the dead letter topic cannot be used")),
+            },
             Err(error) => services.reply(slot, Reply::error(SYSTEM_ERROR, error.to_string())),
         },
         Ok(false) => {
@@ -95,6 +101,44 @@ fn read(services: &mut ServiceContext, slot: ReplySlot, back: Back) {
         }
         Err(error) => services.reply(slot, Reply::error(SYSTEM_ERROR, error.to_string())),
     }
+}
+
+/// The dead letter topic if the message is dead; `Err` while that topic is not on disk yet, or
+/// cannot be made.
+fn dead_letters(
+    broker: &Broker,
+    back: &Back,
+    record: &Record<'_>,
+) -> Result<Option<Arc<Topic>>, Answer> {
+    if record.reconsume_times() >= back.limit || back.delay_level < 0 {
+        own_topic(broker, &names::dlq_topic(&back.group), 1).map(Some)
+    } else {
+        Ok(None)
+    }
+}
+
+/// Goes on once the dead letter topic is on disk: no message is acknowledged in a topic that a
+/// crash may take away.
+fn read_when_durable(services: &ServiceContext, ticket: Ticket, slot: ReplySlot, back: Back) {
+    let broker = Arc::clone(&services.broker);
+    services
+        .broker
+        .persist
+        .when_durable(ticket, move |written| {
+            let again = match written {
+                Ok(()) => Job {
+                    slot,
+                    readable_from: 0,
+                    work: Work::Open(Box::new(move |services, slot| read(services, slot, back))),
+                },
+                Err(error) => {
+                    return durably::reply(broker, slot, Vec::new(), failed(&error.to_string()));
+                }
+            };
+            if broker.services.submit(again).is_err() {
+                durably::reply(broker, slot, Vec::new(), Reply::overload());
+            }
+        });
 }
 
 /// The copy's properties, and its delay level; 0 for a dead letter.
@@ -129,25 +173,23 @@ fn copy_properties(back: &Back, record: &Record<'_>, dead: bool, level: i32) -> 
     out
 }
 
-fn append(services: &mut ServiceContext, slot: ReplySlot, back: &Back, record: &Record<'_>) {
+fn append(
+    services: &mut ServiceContext,
+    slot: ReplySlot,
+    back: &Back,
+    record: &Record<'_>,
+    dead: Option<Arc<Topic>>,
+) {
     let broker = Arc::clone(&services.broker);
-    let dead = record.reconsume_times() >= back.limit || back.delay_level < 0;
     let levels = i32::try_from(broker.config.delay_levels_ms.len()).unwrap_or(i32::MAX);
     let wanted = match back.delay_level {
         0 => record.reconsume_times().saturating_add(3),
         level => level,
     };
     let level = wanted.clamp(1, levels);
-    let mut properties = copy_properties(back, record, dead, level);
-    let (topic_name, queue_id, queue) = if dead {
-        match own_topic(&broker, &names::dlq_topic(&back.group), 1) {
-            Ok(topic) => (topic.config.name.clone(), 0, broker.queue(&topic, 0)),
-            // The topic is there now; only its file is not written yet. The record outlives that.
-            Err(_) => match broker.topics.get(&names::dlq_topic(&back.group)) {
-                Some(topic) => (topic.config.name.clone(), 0, broker.queue(&topic, 0)),
-                None => return services.reply(slot, failed("the dead letter topic is gone")),
-            },
-        }
+    let mut properties = copy_properties(back, record, dead.is_some(), level);
+    let (topic_name, queue_id, queue) = if let Some(topic) = dead {
+        (topic.config.name.clone(), 0, broker.queue(&topic, 0))
     } else {
         let queues = back.retry.config.write_queues.max(1);
         let target = (record.physical_offset().unsigned_abs() % queues as u64) as i32;

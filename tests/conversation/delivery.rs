@@ -118,6 +118,32 @@ fn a_message_sent_back_is_retried_and_becomes_a_dead_letter() {
 }
 
 #[test]
+fn the_dead_letter_topic_is_on_disk_when_a_dead_letter_is_acknowledged() {
+    let (running, dir) = broker(&LEVELS);
+    let mut talk = Talk::to(running.address("broker"));
+    let sent = talk.send_message("Orders", 0, "", b"bad");
+    let at = saturnmq_storage::format::message_id::MessageId::parse(&sent.ext["msgId"])
+        .expect("an id")
+        .1
+        .to_string();
+    for group in ["g", "h", "i"] {
+        let fields = [
+            ("offset", &*at),
+            ("group", group),
+            ("delayLevel", "-1"),
+            ("originTopic", "Orders"),
+        ];
+        let answer = talk.ask(36, &fields, b"");
+        assert_eq!(answer.code, 0, "{answer:?}");
+        let file = dir.path().join("config/topics.json");
+        let topics = std::fs::read_to_string(file).expect("topics.json");
+        assert!(topics.contains(&format!("%DLQ%{group}")), "{topics}");
+        let (_, (_, body, _)) = next(&mut talk, &Pull::of(&format!("%DLQ%{group}"), 0));
+        assert_eq!(body, b"bad");
+    }
+}
+
+#[test]
 fn delivery_goes_on_after_a_restart() {
     let (running, dir) = broker(&LEVELS);
     let mut talk = Talk::to(running.address("broker"));
