@@ -13,6 +13,8 @@ use crate::state_json::{DataVersion, Generation, JsonWriter};
 
 /// Most queues kept for one group and topic: queue ids come from clients.
 const QUEUES_MAX: usize = 65_536;
+/// Most offsets that clients may add up to: groups, topics and queue ids are what they say.
+const OFFSETS_MAX: usize = 2_000_000;
 /// Most pending server-side resets.
 const RESETS_MAX: usize = 100_000;
 
@@ -58,6 +60,8 @@ struct Index {
 pub struct ConsumerOffsets {
     cells: papaya::HashMap<Place, AtomicI64>,
     index: Mutex<Index>,
+    /// With so many offsets none is added; a file that has more is kept.
+    limit: usize,
     persist: Arc<Persist>,
     generation: Generation,
     version: Mutex<DataVersion>,
@@ -82,6 +86,7 @@ impl ConsumerOffsets {
         let offsets = Self {
             cells: papaya::HashMap::new(),
             index: Mutex::default(),
+            limit: OFFSETS_MAX,
             persist,
             generation: loaded.generation,
             version: Mutex::new(loaded.version),
@@ -112,7 +117,7 @@ impl ConsumerOffsets {
     }
 
     /// Stores the next offset to consume; smaller ones are accepted, as Apache does. Allocates only
-    /// for a queue's first commit. `false`: too many queues, nothing stored.
+    /// for a queue's first commit. `false`: too many queues or offsets, nothing stored.
     pub fn commit(&self, group: &str, topic: &str, queue_id: i32, offset: i64) -> bool {
         let wanted = Wanted {
             group,
@@ -125,7 +130,8 @@ impl ConsumerOffsets {
             .get(&wanted)
             .map(|cell| cell.store(offset, Ordering::Release))
             .is_some();
-        let stored = known || self.first_commit(group, topic, queue_id, offset);
+        let stored = known
+            || self.cells.len() < self.limit && self.first_commit(group, topic, queue_id, offset);
         if stored && !self.dirty.load(Ordering::Relaxed) {
             self.dirty.store(true, Ordering::Release);
         }
@@ -195,6 +201,7 @@ impl ConsumerOffsets {
             let entry = topics.remove(topic);
             self.remove_cells(group, topic, entry);
         }
+        index.groups.retain(|_, topics| !topics.is_empty());
         drop(index);
         lock(&self.resets).retain(|(_, t, _), _| t != topic);
         self.persist.changed(File::ConsumerOffsets)
@@ -595,6 +602,21 @@ mod tests {
         offsets.remove_topic("T");
         assert_eq!(left(), ["U@g"]);
         assert_eq!(offsets.query("h", "T", 0), None);
+    }
+
+    #[test]
+    fn groups_of_clients_cannot_fill_the_memory() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let mut offsets = empty(&dir);
+        offsets.limit = 2;
+        assert!(offsets.commit("g", "T", 0, 1) && offsets.commit("g", "Removed", 0, 1));
+        assert!(!offsets.commit("h", "T", 0, 1) && !offsets.commit("g", "U", 0, 1));
+        assert!(offsets.topics_of("h").is_empty(), "nothing is kept of it");
+        assert!(offsets.commit("g", "T", 0, 2), "known queues go on");
+        offsets.remove_topic("Removed");
+        assert!(offsets.commit("h", "T", 0, 1), "there is room again");
+        offsets.remove_group("h");
+        assert!(offsets.commit("i", "T", 0, 1), "there is room again");
     }
 
     #[test]

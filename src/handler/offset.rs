@@ -11,7 +11,7 @@ use saturnmq_net::messages::offset::{
 use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::reader::TimeBoundary;
 
-use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
+use crate::answer::{Answer, Reply, Request, SYSTEM_BUSY, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::core::Core;
 use crate::handler::{
@@ -93,10 +93,14 @@ pub fn update(broker: &Broker, request: &Request<'_>) -> Answer {
     }
     // 4.9 clients get no error for what does not exist, but it is not stored either: names that
     // cannot be keys, and topics that nobody made.
-    if known_topic && names::check_group(group).is_ok() {
-        broker
+    if known_topic
+        && names::check_group(group).is_ok()
+        && !broker
             .offsets
-            .commit(group, topic, commit.queue_id, commit.commit_offset);
+            .commit(group, topic, commit.queue_id, commit.commit_offset)
+    {
+        let remark = "the offset table is full: remove groups or topics that nobody uses";
+        return Reply::error(SYSTEM_BUSY, remark).into();
     }
     Reply::success().into()
 }
