@@ -26,6 +26,8 @@ struct Open {
 #[derive(Default)]
 pub struct Questions {
     open: HashMap<(ConnectionId, i32), Open>,
+    /// Not after the earliest deadline; answers leave it as it is until it comes.
+    earliest: Option<Instant>,
 }
 
 impl Questions {
@@ -53,7 +55,13 @@ impl Questions {
             deadline: Instant::now() + ask.timeout,
             late: ask.late,
         };
-        self.open.insert((ask.channel.conn, opaque), open);
+        self.keep((ask.channel.conn, opaque), open);
+    }
+
+    fn keep(&mut self, key: (ConnectionId, i32), open: Open) {
+        let first = self.earliest.unwrap_or(open.deadline);
+        self.earliest = Some(first.min(open.deadline));
+        self.open.insert(key, open);
     }
 
     /// Relays a client's answer; answers to nothing are ignored.
@@ -83,12 +91,13 @@ impl Questions {
     pub fn expire(&mut self, cores: &CoreDirectory, now: Instant) {
         if self.next_deadline().is_some_and(|deadline| deadline <= now) {
             self.end(cores, |_, open| open.deadline <= now);
+            self.earliest = self.open.values().map(|open| open.deadline).min();
         }
     }
 
-    /// When the next question's time is over.
+    /// When the next question's time may be over.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.open.values().map(|open| open.deadline).min()
+        self.earliest
     }
 
     fn end(&mut self, cores: &CoreDirectory, over: impl Fn(&(ConnectionId, i32), &Open) -> bool) {
@@ -109,4 +118,47 @@ fn settle(cores: &CoreDirectory, slot: ReplySlot, reply: Reply) {
             reply,
         },
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use saturnmq_net::command::ReplyTo;
+
+    use super::*;
+    use crate::answer::Channel;
+
+    #[test]
+    fn the_next_deadline_is_kept_and_never_later_than_a_question_s() {
+        let (cores, _inboxes) = CoreDirectory::new(1, 1);
+        let conn = ConnectionId::from_bits(7);
+        let slot = ReplySlot {
+            channel: Channel { core: 0, conn },
+            to: ReplyTo {
+                codec: Codec::Json,
+                opaque: 0,
+                oneway: false,
+                version: 479,
+                code: 307,
+            },
+        };
+        let now = Instant::now();
+        let mut asked = Questions::default();
+        for (opaque, seconds) in [(1, 5), (2, 1), (3, 9)] {
+            let open = Open {
+                slot,
+                confirm: None,
+                deadline: now + Duration::from_secs(seconds),
+                late: Reply::success(),
+            };
+            asked.keep((conn, opaque), open);
+        }
+        assert_eq!(asked.next_deadline(), Some(now + Duration::from_secs(1)));
+        asked.expire(&cores, now + Duration::from_secs(1));
+        assert_eq!(asked.next_deadline(), Some(now + Duration::from_secs(5)));
+        asked.closed(&cores, conn);
+        asked.expire(&cores, now + Duration::from_secs(5));
+        assert_eq!(asked.next_deadline(), None);
+    }
 }

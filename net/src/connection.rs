@@ -29,7 +29,8 @@ impl ConnectionId {
         self.0
     }
 
-    pub(crate) fn from_bits(bits: u64) -> Self {
+    /// The connection with these bits; nothing answers to a name that the driver did not give.
+    pub fn from_bits(bits: u64) -> Self {
         ConnectionId(bits)
     }
 
