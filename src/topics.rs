@@ -219,7 +219,8 @@ pub enum AutoCreate {
     Refused(String),
 }
 
-/// Told of every topic that is made, altered or removed.
+/// Told of every topic that is made, altered or removed, in the order of the changes: it is called
+/// while the table is locked, and must not change or list topics itself.
 pub type TopicListener = Box<dyn Fn(TopicChange<'_>) + Send + Sync>;
 
 /// A change of the topic table.
@@ -359,6 +360,7 @@ impl Topics {
         let _ = self.listener.set(listener);
     }
 
+    /// Called with the table locked: told later, a removal could overtake the making.
     fn tell(&self, change: TopicChange<'_>) {
         if let Some(listener) = self.listener.get() {
             listener(change);
@@ -418,7 +420,6 @@ impl Topics {
         }
         version.next();
         let (topic, ticket) = self.publish(config);
-        drop(version);
         self.tell(TopicChange::Updated(&topic.config));
         Some(ticket)
     }
@@ -431,7 +432,6 @@ impl Topics {
         }
         version.next();
         let (topic, ticket) = self.publish(config);
-        drop(version);
         self.tell(TopicChange::Updated(&topic.config));
         (topic, Some(ticket))
     }
@@ -482,7 +482,6 @@ impl Topics {
         let topic = self.table.pin().remove(name).map(Arc::clone)?;
         version.next();
         let ticket = self.persist.changed(File::Topics);
-        drop(version);
         self.tell(TopicChange::Removed(name));
         Some((topic, ticket))
     }
@@ -599,6 +598,40 @@ mod tests {
 
     fn empty(dir: &tempfile::TempDir) -> Topics {
         Topics::load(Arc::new(Persist::new(dir.path())), &system()).expect("load")
+    }
+
+    #[test]
+    fn the_listener_hears_of_changes_in_their_order() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let topics = empty(&dir);
+        let heard = Arc::new(Mutex::new(None));
+        let told = Arc::clone(&heard);
+        topics.set_listener(Box::new(move |change| {
+            let queues = match change {
+                TopicChange::Updated(config) => Some(config.read_queues),
+                TopicChange::Removed(_) => None,
+            };
+            *told.lock().expect("heard") = queues;
+        }));
+        for _ in 0..100 {
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    let topics = &topics;
+                    scope.spawn(move || {
+                        for queues in 1..10 {
+                            let config = TopicConfig::new("T", thread * 10 + queues, PERM_READ);
+                            topics.create_or_update(config);
+                            topics.remove("T");
+                        }
+                        if thread % 2 == 0 {
+                            topics.create_if_absent(TopicConfig::new("T", thread, PERM_READ));
+                        }
+                    });
+                }
+            });
+            let held = topics.get("T").map(|topic| topic.config.read_queues);
+            assert_eq!(*heard.lock().expect("heard"), held);
+        }
     }
 
     #[test]
