@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use saturnmq_net::codes::{request, response};
 use saturnmq_net::command::{self, Scratch};
 use saturnmq_net::encode::Encoder;
-use saturnmq_net::frame::{self, Codec, Parsed};
+use saturnmq_net::frame::{self, Codec, MAX_FRAME, Parsed};
 use saturnmq_net::messages::register::{
     BrokerIdentity, RegisterBroker, RegisterBrokerBody, body_crc32,
 };
@@ -30,6 +30,8 @@ use crate::topics;
 
 /// Longest answer read from a name server, in bytes.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
+/// Most bytes of a registration's body: a frame has a header as well.
+const MAX_BODY: usize = MAX_FRAME - 64 * 1024;
 /// Shortest pause between two registrations: a burst of new topics goes out together.
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 /// How long a name server may take to let us in.
@@ -55,6 +57,11 @@ enum ExchangeError {
     Timeout(Duration),
     #[error("an answer that is no frame: {0}")]
     Garbled(String),
+    #[error(
+        "the topic table takes {0} bytes even compressed and does not fit a frame of {MAX_FRAME}: \
+         remove topics"
+    )]
+    TooLarge(usize),
     #[error("code {code}: {remark}")]
     Refused { code: i32, remark: String },
 }
@@ -210,16 +217,9 @@ impl Link {
 
     async fn register(&mut self, broker: &Broker, limit: Duration) -> Result<(), ExchangeError> {
         let body = registration_body(broker);
-        let (plain, compressed) = (serde_json::to_vec(&body), broker.config.compressed_register);
-        let plain = plain.map_err(|error| ExchangeError::Garbled(error.to_string()))?;
-        let (bytes, compressed) = if compressed {
-            match body.encode_compressed(saturnmq_net::encode::VERSION) {
-                Ok(bytes) => (bytes, true),
-                Err(_) => (plain, false),
-            }
-        } else {
-            (plain, false)
-        };
+        let plain =
+            serde_json::to_vec(&body).map_err(|error| ExchangeError::Garbled(error.to_string()))?;
+        let (bytes, compressed) = packed(&body, plain, broker.config.compressed_register)?;
         let own = broker.address();
         let header = RegisterBroker {
             broker_name: &broker.config.broker_name,
@@ -303,6 +303,24 @@ async fn read_answer(stream: &mut TcpStream, opaque: i32) -> Result<(), Exchange
     }
 }
 
+/// The body as it is sent: compressed if that is configured, or if it fits a frame only so.
+fn packed(
+    body: &RegisterBrokerBody,
+    plain: Vec<u8>,
+    compress: bool,
+) -> Result<(Vec<u8>, bool), ExchangeError> {
+    let fits = plain.len() <= MAX_BODY;
+    if fits && !compress {
+        return Ok((plain, false));
+    }
+    match body.encode_compressed(saturnmq_net::encode::VERSION) {
+        Ok(bytes) if bytes.len() <= MAX_BODY => Ok((bytes, true)),
+        _ if fits => Ok((plain, false)),
+        Ok(bytes) => Err(ExchangeError::TooLarge(bytes.len())),
+        Err(_) => Err(ExchangeError::TooLarge(plain.len())),
+    }
+}
+
 /// The whole topic table; permissions are masked by what the broker itself permits.
 fn registration_body(broker: &Broker) -> RegisterBrokerBody {
     let permission = broker.live.load().broker_permission;
@@ -338,5 +356,51 @@ fn registered_topic(config: topics::TopicConfig, permission: i32) -> TopicConfig
         topic_name: config.name,
         topic_sys_flag: config.sys_flag,
         write_queue_nums: config.write_queues,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(topics: usize) -> RegisterBrokerBody {
+        let config = |n: usize| {
+            let config = topics::TopicConfig::new(format!("topic-with-a-long-name-{n:08}"), 4, 6);
+            (config.name.clone(), registered_topic(config, 6))
+        };
+        RegisterBrokerBody {
+            topic_config_serialize_wrapper: TopicConfigSerializeWrapper {
+                topic_config_table: (0..topics).map(config).collect(),
+                ..TopicConfigSerializeWrapper::default()
+            },
+            ..RegisterBrokerBody::default()
+        }
+    }
+
+    #[test]
+    fn a_registration_that_fits_no_frame_is_sent_compressed() {
+        let small = body(10);
+        let plain = serde_json::to_vec(&small).expect("JSON");
+        let sent = packed(&small, plain.clone(), false).expect("fits");
+        assert_eq!(sent, (plain.clone(), false));
+        assert!(packed(&small, plain, true).expect("fits").1);
+        let large = body(100_000);
+        let plain = serde_json::to_vec(&large).expect("JSON");
+        assert!(plain.len() > MAX_FRAME, "{} bytes", plain.len());
+        let (bytes, compressed) = packed(&large, plain, false).expect("fits compressed");
+        assert!(
+            compressed && bytes.len() <= MAX_BODY,
+            "{} bytes",
+            bytes.len()
+        );
+    }
+
+    #[test]
+    fn a_registration_that_fits_no_frame_even_compressed_names_the_reason() {
+        let error = ExchangeError::TooLarge(20_000_000).to_string();
+        assert!(
+            error.contains("20000000 bytes") && error.contains("remove topics"),
+            "{error}"
+        );
     }
 }
