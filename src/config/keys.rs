@@ -89,6 +89,17 @@ const fn live(name: &'static str, kind: Kind, default: &'static str) -> Key {
     }
 }
 
+/// A key that is checked and has nothing to act on.
+const fn idle(name: &'static str, kind: Kind, default: &'static str) -> Key {
+    Key {
+        name,
+        kind,
+        default,
+        effect: Effect::Ignored,
+        change: Change::Live,
+    }
+}
+
 const fn fixed(name: &'static str, kind: Kind, default: &'static str) -> Key {
     Key {
         name,
@@ -115,7 +126,8 @@ const PERCENT: Kind = Range(0, 100);
 const ROLES: &[&str] = &["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"];
 const DEFAULT_LEVELS: &str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h";
 
-/// Keys with an effect, and keys that may only have one value.
+/// Keys with an effect, keys that are checked without having one, and keys that may only have one
+/// value.
 #[rustfmt::skip]
 const KEYS: &[Key] = &[
     // Identity and network.
@@ -132,13 +144,13 @@ const KEYS: &[Key] = &[
     fixed("namesrvAddr", Text, ""),
     boot("registerNameServerPeriod", POSITIVE_MS, "30000"),
     live("registerBrokerTimeoutMills", POSITIVE_MS, "24000"),
-    live("forceRegister", Flag, "true"),
+    idle("forceRegister", Flag, "true"),
     boot("compressedRegister", Flag, "false"),
     live("brokerPermission", Choice(&["2", "4", "6"]), "6"),
     boot("serverChannelMaxIdleTimeSeconds", Range(1, i32::MAX as i64), "120"),
-    boot("serverSocketSndBufSize", COUNT, "0"),
-    boot("serverSocketRcvBufSize", COUNT, "0"),
-    boot("serverSocketBacklog", Range(1, 65_535), "1024"),
+    idle("serverSocketSndBufSize", COUNT, "0"),
+    idle("serverSocketRcvBufSize", COUNT, "0"),
+    idle("serverSocketBacklog", Range(1, 65_535), "1024"),
     boot("networkCores", Range(0, 64), "0"),
     // Topics, groups, clients.
     live("autoCreateTopicEnable", Flag, "true"),
@@ -147,7 +159,7 @@ const KEYS: &[Key] = &[
     boot("brokerTopicEnable", Flag, "true"),
     live("autoCreateSubscriptionGroup", Flag, "true"),
     live("enableCreateSysGroup", Flag, "true"),
-    live("rejectTransactionMessage", Flag, "false"),
+    idle("rejectTransactionMessage", Flag, "false"),
     live("rejectPullConsumerEnable", Flag, "false"),
     boot("traceTopicEnable", Flag, "false"),
     boot("msgTraceTopicName", Text, "RMQ_SYS_TRACE_TOPIC"),
@@ -155,9 +167,9 @@ const KEYS: &[Key] = &[
     live("regionId", Text, "DefaultRegion"),
     live("enablePropertyFilter", Flag, "false"),
     live("notifyConsumerIdsChangedEnable", Flag, "true"),
-    live("realTimeNotifyConsumerChange", Flag, "true"),
+    idle("realTimeNotifyConsumerChange", Flag, "true"),
     live("channelExpiredTimeout", POSITIVE_MS, "120000"),
-    live("subscriptionExpiredTimeout", POSITIVE_MS, "600000"),
+    idle("subscriptionExpiredTimeout", POSITIVE_MS, "600000"),
     live("validateSystemTopicWhenUpdateTopic", Flag, "true"),
     live("enableMixedMessageType", Flag, "false"),
     live("clearRetryTopicWhenDeleteTopic", Flag, "true"),
@@ -173,8 +185,8 @@ const KEYS: &[Key] = &[
     live("maxFilterMessageSize", Range(20, i32::MAX as i64), "16000"),
     boot("flushConsumerOffsetInterval", Range(100, i32::MAX as i64), "5000"),
     live("useServerSideResetOffset", Flag, "true"),
-    live("disableConsumeIfConsumerReadSlowly", Flag, "false"),
-    live("consumerFallbehindThreshold", Range(0, i64::MAX), "17179869184"),
+    idle("disableConsumeIfConsumerReadSlowly", Flag, "false"),
+    idle("consumerFallbehindThreshold", Range(0, i64::MAX), "17179869184"),
     live("storeReplyMessageEnable", Flag, "true"),
     // Store.
     fixed("storePathRootDir", Text, ""),
@@ -401,6 +413,27 @@ mod tests {
         for key in all().filter(|k| !k.default.is_empty() || k.kind == Text) {
             assert_eq!(key.check(key.default), Ok(()), "{}", key.name);
             assert_eq!(key.refusal(key.default), None, "{}", key.name);
+        }
+    }
+
+    #[test]
+    fn keys_that_nothing_reads_do_not_count_as_obeyed() {
+        for name in [
+            "serverSocketBacklog",
+            "serverSocketSndBufSize",
+            "serverSocketRcvBufSize",
+            "disableConsumeIfConsumerReadSlowly",
+            "consumerFallbehindThreshold",
+            "realTimeNotifyConsumerChange",
+            "subscriptionExpiredTimeout",
+            "rejectTransactionMessage",
+            "forceRegister",
+        ] {
+            assert_eq!(
+                find(name).map(|key| key.effect),
+                Some(Effect::Ignored),
+                "{name}"
+            );
         }
     }
 

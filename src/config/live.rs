@@ -65,8 +65,6 @@ pub struct LiveConfig {
     pub enable_create_sys_group: bool,
     /// `brokerPermission`: bits 4 reading, 2 writing.
     pub broker_permission: i32,
-    /// `rejectTransactionMessage`.
-    pub reject_transaction_message: bool,
     /// `rejectPullConsumerEnable`.
     pub reject_pull_consumer: bool,
     /// `traceOn`.
@@ -77,12 +75,8 @@ pub struct LiveConfig {
     pub enable_property_filter: bool,
     /// `notifyConsumerIdsChangedEnable`.
     pub notify_consumer_ids_changed: bool,
-    /// `realTimeNotifyConsumerChange`.
-    pub real_time_notify_consumer_change: bool,
     /// `channelExpiredTimeout`, in milliseconds.
     pub channel_expired_ms: u64,
-    /// `subscriptionExpiredTimeout`, in milliseconds.
-    pub subscription_expired_ms: u64,
     /// `validateSystemTopicWhenUpdateTopic`.
     pub validate_system_topic: bool,
     /// `enableMixedMessageType`.
@@ -109,10 +103,6 @@ pub struct LiveConfig {
     pub max_filter_bytes: usize,
     /// `useServerSideResetOffset`.
     pub server_side_reset: bool,
-    /// `disableConsumeIfConsumerReadSlowly`.
-    pub disable_slow_consumers: bool,
-    /// `consumerFallbehindThreshold`, in bytes.
-    pub slow_consumer_bytes: u64,
     /// `storeReplyMessageEnable`.
     pub store_reply_message: bool,
     /// `maxMessageSize`, in bytes of body; never above the one the store was opened with.
@@ -121,8 +111,6 @@ pub struct LiveConfig {
     pub max_query_messages: i32,
     /// `defaultQueryMaxNum`.
     pub default_query_messages: i32,
-    /// `forceRegister`.
-    pub force_register: bool,
     /// `registerBrokerTimeoutMills`.
     pub register_timeout_ms: u64,
 }
@@ -135,15 +123,12 @@ impl LiveConfig {
             auto_create_subscription_group: v.flag("autoCreateSubscriptionGroup"),
             enable_create_sys_group: v.flag("enableCreateSysGroup"),
             broker_permission: v.number("brokerPermission"),
-            reject_transaction_message: v.flag("rejectTransactionMessage"),
             reject_pull_consumer: v.flag("rejectPullConsumerEnable"),
             trace_on: v.flag("traceOn"),
             region_id: v.text("regionId").into(),
             enable_property_filter: v.flag("enablePropertyFilter"),
             notify_consumer_ids_changed: v.flag("notifyConsumerIdsChangedEnable"),
-            real_time_notify_consumer_change: v.flag("realTimeNotifyConsumerChange"),
             channel_expired_ms: v.number("channelExpiredTimeout"),
-            subscription_expired_ms: v.number("subscriptionExpiredTimeout"),
             validate_system_topic: v.flag("validateSystemTopicWhenUpdateTopic"),
             enable_mixed_message_type: v.flag("enableMixedMessageType"),
             clear_retry_topic: v.flag("clearRetryTopicWhenDeleteTopic"),
@@ -157,13 +142,10 @@ impl LiveConfig {
             in_memory_percent: v.number("accessMessageInMemoryMaxRatio"),
             max_filter_bytes: v.number("maxFilterMessageSize"),
             server_side_reset: v.flag("useServerSideResetOffset"),
-            disable_slow_consumers: v.flag("disableConsumeIfConsumerReadSlowly"),
-            slow_consumer_bytes: v.number("consumerFallbehindThreshold"),
             store_reply_message: v.flag("storeReplyMessageEnable"),
             max_message_size: v.number("maxMessageSize"),
             max_query_messages: v.number("maxMsgsNumBatch"),
             default_query_messages: v.number("defaultQueryMaxNum"),
-            force_register: v.flag("forceRegister"),
             register_timeout_ms: v.number("registerBrokerTimeoutMills"),
             values: Arc::new(v),
         }

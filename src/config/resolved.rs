@@ -102,12 +102,6 @@ pub struct Config {
     pub compressed_register: bool,
     /// `serverChannelMaxIdleTimeSeconds`.
     pub idle_timeout: Duration,
-    /// `serverSocketSndBufSize`, 0 for the system's.
-    pub send_buffer: usize,
-    /// `serverSocketRcvBufSize`, 0 for the system's.
-    pub receive_buffer: usize,
-    /// `serverSocketBacklog`.
-    pub backlog: i32,
     /// Network cores.
     pub cores: usize,
     /// CPUs of this host that may be used.
@@ -254,9 +248,6 @@ fn fixed(raw: &RawConfig, v: &Values) -> Result<Config, ConfigError> {
             .clamp(Duration::from_secs(10), Duration::from_secs(60)),
         compressed_register: v.flag("compressedRegister"),
         idle_timeout: seconds("serverChannelMaxIdleTimeSeconds"),
-        send_buffer: v.number("serverSocketSndBufSize"),
-        receive_buffer: v.number("serverSocketRcvBufSize"),
-        backlog: v.number("serverSocketBacklog"),
         cores: 0,
         cpus: crate::host::cpus(),
         core_cpus: None,
