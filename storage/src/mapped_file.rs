@@ -5,20 +5,28 @@
 //! reached, files that were not used since the last round lose their mapping (a clock, with
 //! the active files in it too) and map themselves again at the next access. Stores already made
 //! stay in the page cache. Accesses to a mapped file take no lock.
+//!
+//! While the cap is reached, most writes to a file without a mapping go through its descriptor:
+//! with more active files than mappings, each written in turn, mapping at every write would cost
+//! an unmapping too and never hit.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use arc_swap::ArcSwapOption;
 use nix::fcntl::AtFlags;
 
 use crate::mapping::{Advice, Mapping, MappingError};
+
+/// Of so many writes that find no mapping while the cap is reached, one maps the file: a file that
+/// is written often gets its mapping back, one that is not leaves the others theirs.
+const WRITES_BEFORE_MAPPING: u32 = 8;
 
 /// How many mappings all [`MappedFile`]s of a store may have together.
 #[derive(Debug)]
@@ -85,6 +93,8 @@ pub struct MappedFile {
     advice: Advice,
     budget: Arc<MapBudget>,
     mapping: ArcSwapOption<Mapping>,
+    /// Writes that found no mapping while the cap was reached.
+    misses: AtomicU32,
     used: AtomicBool,
     removed: AtomicBool,
 }
@@ -103,6 +113,7 @@ impl MappedFile {
             advice,
             budget: Arc::clone(budget),
             mapping: ArcSwapOption::empty(),
+            misses: AtomicU32::new(0),
             used: AtomicBool::new(false),
             removed: AtomicBool::new(false),
         })
@@ -154,6 +165,9 @@ impl MappedFile {
 
     /// Stores `bytes` at `position`; only one thread stores to a file.
     pub fn write_at(self: &Arc<Self>, position: u64, bytes: &[u8]) -> Result<(), MappingError> {
+        if self.mapping.load().is_none() && self.stays_unmapped() {
+            return self.write_through(position, bytes);
+        }
         self.with(|mapping| mapping.write_at(position, bytes))
     }
 
@@ -214,6 +228,35 @@ impl MappedFile {
             self.forget(mapping);
         }
         result
+    }
+
+    fn stays_unmapped(&self) -> bool {
+        let is_full = self.budget.lock().mapped >= self.budget.limit;
+        let misses = self.misses.fetch_add(u32::from(is_full), Ordering::Relaxed);
+        is_full && (misses + 1) % WRITES_BEFORE_MAPPING != 0
+    }
+
+    /// Writes through a descriptor; the page cache is the same that mappings show.
+    fn write_through(&self, position: u64, bytes: &[u8]) -> Result<(), MappingError> {
+        let failed = |action| {
+            move |source| MappingError::File {
+                action,
+                path: self.path.clone(),
+                source,
+            }
+        };
+        if self.removed.load(Ordering::Acquire) {
+            return Err(failed("open")(io::ErrorKind::NotFound.into()));
+        }
+        let file = OpenOptions::new()
+            .write(true)
+            .open(&self.path)
+            .map_err(failed("open"))?;
+        let end = position.checked_add(bytes.len() as u64);
+        if end.is_none_or(|end| end > self.size) {
+            return Err(failed("write")(io::ErrorKind::InvalidInput.into()));
+        }
+        file.write_all_at(bytes, position).map_err(failed("write"))
     }
 
     /// Unmaps after the disk failed: the next access tries the file anew. What was stored is
@@ -376,6 +419,31 @@ mod tests {
             busy.write_at(0, &[1]).unwrap();
             assert_eq!(Arc::as_ptr(&busy.mapping.load_full().unwrap()), before);
         }
+    }
+
+    #[test]
+    fn writes_in_turn_to_more_files_than_mappings_leave_most_mappings_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = MapBudget::new(2);
+        let files: Vec<_> = (0..3)
+            .map(|name| create(dir.path(), &name.to_string(), &budget))
+            .collect();
+        let pointer = |file: &MappedFile| file.mapping.load_full().map(|m| Arc::as_ptr(&m));
+        files[0].write_at(0, &[0]).unwrap();
+        files[1].write_at(0, &[0]).unwrap();
+        let before = (pointer(&files[0]), pointer(&files[1]));
+        for round in 1..WRITES_BEFORE_MAPPING as u8 {
+            files[2].write_at(u64::from(round), &[round]).unwrap();
+            assert_eq!((pointer(&files[0]), pointer(&files[1])), before);
+            assert_eq!(pointer(&files[2]), None);
+        }
+        files[2].write_at(0, &[9]).unwrap();
+        assert!(pointer(&files[2]).is_some());
+        assert_eq!(budget.mapped(), 2);
+        let mut bytes = [0; WRITES_BEFORE_MAPPING as usize];
+        files[2].read_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [9, 1, 2, 3, 4, 5, 6, 7]);
+        assert!(files[2].write_at(4_999, &[1, 2]).is_err());
     }
 
     #[test]
