@@ -259,6 +259,11 @@ pub enum CoreMessage {
         /// The answer once the client has confirmed.
         confirm: Box<Reply>,
     },
+    /// A group was moved in the queue with this slot: pulls that wait for it are to ask again.
+    Moved {
+        /// Slot of the queue.
+        queue: u32,
+    },
     /// Close the connection (expired registration, administration).
     Close {
         /// The connection.
@@ -362,7 +367,10 @@ impl CoreDirectory {
 
 impl CoreMessage {
     fn is_notification(&self) -> bool {
-        matches!(self, Self::Push { .. } | Self::Close { .. })
+        matches!(
+            self,
+            Self::Push { .. } | Self::Close { .. } | Self::Moved { .. }
+        )
     }
 }
 

@@ -288,6 +288,7 @@ impl Core {
                 let waiting = (slot, Some(*confirm));
                 self.asked.put(&self.broker.cores, *ask, waiting, io);
             }
+            CoreMessage::Moved { queue } => handler::pull::ask_again(self, queue, io),
             CoreMessage::Close { conn } => io.close(conn),
         }
     }

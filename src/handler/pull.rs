@@ -29,6 +29,10 @@ use crate::subscription::{Subscription, TagFilter};
 use crate::topics::Topic;
 use crate::traffic::GroupTraffic;
 
+mod moved;
+
+pub use moved::ask_again;
+
 /// Longest wait for the dispatcher to catch up with acknowledged records.
 const DISPATCH_WAIT: Duration = Duration::from_secs(1);
 /// Parked requests looked at again per pass; the rest follow in the next one.

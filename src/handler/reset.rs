@@ -8,7 +8,7 @@ use saturnmq_net::messages::offset::{ResetOffset, ResetOffsetBody};
 use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::reader::TimeBoundary;
 
-use crate::answer::{Answer, Reply, Request, SYSTEM_BUSY, SYSTEM_ERROR};
+use crate::answer::{Answer, CoreMessage, Reply, Request, SYSTEM_BUSY, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::handler::stats::written;
 use crate::handler::{SUBSCRIPTION_GROUP_NOT_EXIST, TOPIC_NOT_EXIST, durably};
@@ -104,7 +104,23 @@ fn apply(services: &mut ServiceContext, wanted: &Wanted) -> Result<ResetOffsetBo
             ));
         }
     }
+    for (queue, _) in &body.offset_table.0 {
+        wake_consumers(&services.broker, &queue.topic, queue.queue_id);
+    }
     Ok(body)
+}
+
+/// Has pulls that wait at the queue's end ask again, else the reset would wait as long as they do.
+fn wake_consumers(broker: &Broker, topic: &str, queue_id: i32) {
+    let Some(queue) = broker.store.queue(topic, queue_id) else {
+        return;
+    };
+    for core in 0..broker.cores.len() {
+        // A full inbox: the reset is taken when the waiting pull's time is over.
+        let _ = broker
+            .cores
+            .post(core, CoreMessage::Moved { queue: queue.slot });
+    }
 }
 
 fn target(services: &mut ServiceContext, wanted: &Wanted, queue: &Queue) -> Result<i64, Reply> {

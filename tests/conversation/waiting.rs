@@ -221,3 +221,42 @@ fn pulls_of_old_messages_are_all_answered_however_many_one_connection_has() {
     }
     assert!(found >= 64, "{found} found messages");
 }
+
+#[test]
+fn a_waiting_pull_takes_the_reset_of_its_group_at_once() {
+    let (running, _dir) = broker(&[]);
+    let mut consumer = Talk::to(running.address("broker"));
+    let mut tool = Talk::to(running.address("broker"));
+    tool.send_message("T", 0, "", b"0");
+    let at_end = Pull {
+        wait_ms: 600_000,
+        ..Pull::of("T", 1)
+    };
+    assert_eq!(consumer.pull(&Pull::of("T", 0)).code, 0, "makes the group");
+    let opaque = consumer.start_pull(&at_end);
+    // Answered only after the pull was handled: it waits by then.
+    assert_eq!(
+        consumer
+            .ask(30, &[("topic", "T"), ("queueId", "0")], b"")
+            .code,
+        0
+    );
+    let fields = [
+        ("topic", "T"),
+        ("group", "g"),
+        ("queueId", "0"),
+        ("timestamp", "0"),
+        ("offset", "0"),
+        ("isForce", "true"),
+    ];
+    let reset = tool.ask(222, &fields, b"");
+    assert_eq!(reset.code, 0, "{reset:?}");
+    let answer = consumer.answer(opaque);
+    assert_eq!(answer.code, 20, "to ask again: {answer:?}");
+    let moved = consumer.pull(&at_end);
+    assert_eq!(
+        (moved.code, moved.number("nextBeginOffset")),
+        (21, 0),
+        "{moved:?}"
+    );
+}
