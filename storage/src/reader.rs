@@ -24,7 +24,6 @@ pub use lookup::TimeBoundary;
 
 /// Entries taken from a queue at a time.
 const ENTRY_BATCH: usize = 64;
-
 /// Bytes that hold every fixed field up to the store time, whatever the address family.
 const HEAD_BYTES: usize = 88;
 
