@@ -179,6 +179,12 @@ impl Persist {
         Ticket { file, version }
     }
 
+    /// The last change of `file`, for a request that finds nothing left to change.
+    pub fn latest(&self, file: File) -> Ticket {
+        let version = self.state(file).changed.load(Ordering::Acquire);
+        Ticket { file, version }
+    }
+
     /// Whether the change is on disk.
     pub fn is_durable(&self, ticket: Ticket) -> bool {
         self.state(ticket.file).durable.load(Ordering::Acquire) >= ticket.version

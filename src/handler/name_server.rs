@@ -396,14 +396,14 @@ fn put_kv(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(value) => value,
         Err(error) => return error.into(),
     };
-    broker
-        .name_server
-        .kv()
-        .config_table
-        .entry(namespace.to_owned())
-        .or_default()
-        .insert(key.to_owned(), value.to_owned());
-    Answer::After(broker.persist.changed(File::NameServerKv), Reply::success())
+    // The change is counted under the lock: whoever finds it made waits for it.
+    let mut kv = broker.name_server.kv();
+    let ticket = match kv.put(namespace, key, value) {
+        Ok(true) => broker.persist.changed(File::NameServerKv),
+        Ok(false) => broker.persist.latest(File::NameServerKv),
+        Err(full) => return Reply::error(response::SYSTEM_ERROR, full.to_string()).into(),
+    };
+    Answer::After(ticket, Reply::success())
 }
 
 fn get_kv(broker: &Broker, request: &Request<'_>) -> Answer {

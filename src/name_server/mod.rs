@@ -27,6 +27,47 @@ pub struct KvConfig {
     pub config_table: BTreeMap<String, BTreeMap<String, String>>,
 }
 
+/// Most bytes of namespaces, keys and values together: a listing fits a frame, and every change
+/// writes the whole file.
+const KV_BYTES_MAX: usize = 4 << 20;
+/// What one entry counts for besides its bytes.
+const KV_ENTRY_BYTES: usize = 64;
+
+/// The key-value configuration takes no more.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error(
+    "the key-value configuration would take {0} bytes and may take {KV_BYTES_MAX}: delete keys"
+)]
+pub struct KvFull(usize);
+
+impl KvConfig {
+    /// Sets a value; `false` if it was that already.
+    ///
+    /// # Errors
+    /// [`KvFull`] when all entries together would take too much.
+    pub fn put(&mut self, namespace: &str, key: &str, value: &str) -> Result<bool, KvFull> {
+        let old = self.config_table.get(namespace).and_then(|t| t.get(key));
+        if old.is_some_and(|old| old == value) {
+            return Ok(false);
+        }
+        let entry = |namespace: &str, key: &str, value: &str| {
+            KV_ENTRY_BYTES + namespace.len() + key.len() + value.len()
+        };
+        let tables = self.config_table.iter();
+        let held: usize = tables
+            .flat_map(|(space, table)| table.iter().map(move |(k, v)| entry(space, k, v)))
+            .sum();
+        let freed = old.map_or(0, |old| entry(namespace, key, old));
+        let wanted = held - freed + entry(namespace, key, value);
+        if wanted > KV_BYTES_MAX {
+            return Err(KvFull(wanted));
+        }
+        let table = self.config_table.entry(namespace.to_owned()).or_default();
+        table.insert(key.to_owned(), value.to_owned());
+        Ok(true)
+    }
+}
+
 /// Who the broker of this process is in the tables.
 #[derive(Debug, Clone)]
 pub struct LocalBroker {
@@ -131,5 +172,36 @@ fn queues_of(config: &TopicConfig) -> TopicQueues {
         write_queues: config.write_queues,
         perm: config.perm,
         sys_flag: config.sys_flag,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_values_of_clients_cannot_fill_the_memory() {
+        let mut kv = KvConfig::default();
+        let value = "v".repeat(100_000);
+        let taken = (0..100)
+            .filter(|n| kv.put("space", &n.to_string(), &value).is_ok())
+            .count();
+        assert_eq!(taken, 41);
+        let error = kv.put("other", "k", &value).expect_err("full");
+        assert!(error.to_string().contains("delete keys"), "{error}");
+        assert_eq!(
+            kv.config_table.len(),
+            1,
+            "nothing is kept of what was refused"
+        );
+        assert_eq!(kv.put("space", "1", "short"), Ok(true), "values may change");
+    }
+
+    #[test]
+    fn a_value_that_is_there_already_changes_nothing() {
+        let mut kv = KvConfig::default();
+        assert_eq!(kv.put("space", "k", "v"), Ok(true));
+        assert_eq!(kv.put("space", "k", "v"), Ok(false));
+        assert_eq!(kv.put("space", "k", "w"), Ok(true));
     }
 }
