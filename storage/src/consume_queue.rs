@@ -263,6 +263,26 @@ impl ConsumeQueue {
         Ok(true)
     }
 
+    /// Stores an entry and sees to it that no entry stands behind it: what was there before would
+    /// be taken for part of the queue at the next start.
+    fn store_entry(
+        &self,
+        file: &Arc<MappedFile>,
+        place: u64,
+        entry: &[u8; ENTRY_SIZE],
+    ) -> Result<(), ConsumeQueueError> {
+        let behind = (place + 2 * ENTRY).min(self.file_size);
+        let mut both = [0; 2 * ENTRY_SIZE];
+        both[..ENTRY_SIZE].copy_from_slice(entry);
+        if file.write_if_unmapped(place, &both[..(behind - place) as usize])? {
+            return Ok(());
+        }
+        file.reserve(place, (behind - place) as usize)?;
+        clear_entry(file, place + ENTRY)?;
+        file.write_at(place, entry)?;
+        Ok(())
+    }
+
     /// Appends the entry of the record whose queue offset is `offset`. After an error nothing
     /// has changed for readers, and the same call may be repeated.
     pub fn append(&self, offset: i64, entry: ConsumeEntry) -> Result<Placed, ConsumeQueueError> {
@@ -285,10 +305,7 @@ impl ConsumeQueue {
         }
         let file = self.file_for_append(position, &mut unsynced)?;
         let place = position % self.file_size;
-        let behind = (place + 2 * ENTRY).min(self.file_size);
-        file.reserve(place, (behind - place) as usize)?;
-        clear_entry(&file, place + ENTRY)?;
-        file.write_at(place, &entry.encode())?;
+        self.store_entry(&file, place, &entry.encode())?;
         unsynced.add(position, ENTRY);
         self.log_end.store(entry.end(), Ordering::Release);
         self.max.store(max + 1, Ordering::Release);

@@ -165,10 +165,16 @@ impl MappedFile {
 
     /// Stores `bytes` at `position`; only one thread stores to a file.
     pub fn write_at(self: &Arc<Self>, position: u64, bytes: &[u8]) -> Result<(), MappingError> {
-        if self.mapping.load().is_none() && self.stays_unmapped() {
-            return self.write_through(position, bytes);
-        }
         self.with(|mapping| mapping.write_at(position, bytes))
+    }
+
+    /// Stores `bytes` through a descriptor if the file has no mapping and is not to get one now:
+    /// true. False: nothing is stored, store to the mapping.
+    pub fn write_if_unmapped(&self, position: u64, bytes: &[u8]) -> Result<bool, MappingError> {
+        if self.mapping.load().is_some() || !self.stays_unmapped() {
+            return Ok(false);
+        }
+        self.write_through(position, bytes).map(|()| true)
     }
 
     /// Makes a range fit for stores. It comes before the first look at a place that is then
@@ -433,17 +439,24 @@ mod tests {
         files[1].write_at(0, &[0]).unwrap();
         let before = (pointer(&files[0]), pointer(&files[1]));
         for round in 1..WRITES_BEFORE_MAPPING as u8 {
-            files[2].write_at(u64::from(round), &[round]).unwrap();
+            let stored = files[2].write_if_unmapped(u64::from(round), &[round]);
+            assert!(stored.unwrap());
             assert_eq!((pointer(&files[0]), pointer(&files[1])), before);
             assert_eq!(pointer(&files[2]), None);
         }
+        assert!(
+            files[2]
+                .write_if_unmapped(4_999, &[1, 2])
+                .is_ok_and(|stored| !stored)
+        );
+        assert!(files[2].write_if_unmapped(4_999, &[1, 2]).is_err());
         files[2].write_at(0, &[9]).unwrap();
         assert!(pointer(&files[2]).is_some());
+        assert!(!files[2].write_if_unmapped(0, &[3]).unwrap());
         assert_eq!(budget.mapped(), 2);
         let mut bytes = [0; WRITES_BEFORE_MAPPING as usize];
         files[2].read_at(0, &mut bytes).unwrap();
         assert_eq!(bytes, [9, 1, 2, 3, 4, 5, 6, 7]);
-        assert!(files[2].write_at(4_999, &[1, 2]).is_err());
     }
 
     #[test]

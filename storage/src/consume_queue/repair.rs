@@ -34,10 +34,7 @@ impl ConsumeQueue {
             let position = offset as u64 * ENTRY;
             let file = self.file_for_append(position, &mut unsynced)?;
             let place = position % self.file_size;
-            let behind = (place + 2 * ENTRY).min(self.file_size);
-            file.reserve(place, (behind - place) as usize)?;
-            clear_entry(&file, place + ENTRY)?;
-            file.write_at(place, &blank)?;
+            self.store_entry(&file, place, &blank)?;
             unsynced.add(position, ENTRY);
             self.max.store(offset + 1, Ordering::Release);
         }
