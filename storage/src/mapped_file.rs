@@ -239,7 +239,7 @@ impl MappedFile {
     fn stays_unmapped(&self) -> bool {
         let is_full = self.budget.lock().mapped >= self.budget.limit;
         let misses = self.misses.fetch_add(u32::from(is_full), Ordering::Relaxed);
-        is_full && (misses + 1) % WRITES_BEFORE_MAPPING != 0
+        is_full && !(misses + 1).is_multiple_of(WRITES_BEFORE_MAPPING)
     }
 
     /// Writes through a descriptor; the page cache is the same that mappings show.
