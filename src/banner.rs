@@ -77,8 +77,8 @@ fn name_server(broker: &Broker) -> String {
     let outer = &broker.config.name_servers;
     match (own, outer.is_empty()) {
         (Some(own), true) => own,
-        (Some(own), false) => format!("{own}, and registered with {}", outer.join(", ")),
-        (None, false) => format!("registered with {}", outer.join(", ")),
+        (Some(own), false) => format!("{own}, and registers with {}", outer.join(", ")),
+        (None, false) => format!("off; registers with {}", outer.join(", ")),
         (None, true) => "off: clients find this broker only through an outer one".into(),
     }
 }

@@ -126,6 +126,12 @@ pub fn send(
             "offset": offset.parse::<i64>().ok(),
         }));
     }
+    if let Some(level) = message.delay_level.filter(|level| *level > 0) {
+        return to.line(&format!(
+            "stored for {} on {}, delayed by level {level}, id {id}, offset id {stored}",
+            message.topic, target.broker
+        ));
+    }
     to.line(&format!(
         "stored in {} queue {queue} at {offset} on {}, id {id}, offset id {stored}",
         message.topic, target.broker
@@ -142,7 +148,10 @@ fn target(cluster: &mut Cluster, message: &NewMessage<'_>) -> Result<RoutedQueue
         queues.retain(|queue| queue.queue_id == wanted);
     }
     if queues.is_empty() {
-        let sentence = format!("topic {} has no such queue to write to", message.topic);
+        let which = message
+            .queue
+            .map_or_else(String::new, |id| format!(" {id}"));
+        let sentence = format!("topic {} has no queue{which} to write to", message.topic);
         return Err(AdminError::Impossible(sentence));
     }
     let any = now_ms().unsigned_abs() as usize % queues.len();

@@ -17,6 +17,7 @@ Examples:
 
 /// Arguments of `bench`.
 #[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
 pub struct BenchArgs {
     /// What kind of load.
     #[command(subcommand)]

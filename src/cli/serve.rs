@@ -48,7 +48,7 @@ pub struct ServeArgs {
     /// Port of the embedded name server: 0 for any free one, or "off" [9876].
     #[arg(long, value_name = "PORT")]
     pub name_server_port: Option<String>,
-    /// Address that clients are told to connect to [chosen like brokerIP1].
+    /// Address that clients are told to connect to [the one listened on, else one of this host's].
     #[arg(long, value_name = "ADDRESS")]
     pub advertise: Option<String>,
     /// Network threads [CPUs minus one, at most 8].

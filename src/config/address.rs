@@ -68,7 +68,7 @@ fn pick(addresses: Vec<IpAddr>) -> IpAddr {
 /// Why clients on other hosts may not reach what is advertised; `None` when nothing speaks against
 /// it.
 pub fn advertised_reason(bind: IpAddr, advertised: IpAddr) -> Option<String> {
-    if bind.is_loopback() {
+    if bind.is_loopback() && advertised.is_loopback() {
         return None;
     }
     if advertised.is_loopback() {
@@ -122,6 +122,7 @@ mod tests {
         assert!(advertised_reason(any, loopback).is_some());
         assert!(advertised_reason(loopback, loopback).is_none());
         let other = ips(&["10.1.1.1", "10.1.1.2"]);
+        assert!(advertised_reason(loopback, other[0]).is_some());
         assert!(advertised_reason(other[0], other[1]).is_some());
         assert!(advertised_reason(other[0], other[0]).is_none());
     }

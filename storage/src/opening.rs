@@ -187,6 +187,7 @@ impl Opening<'_> {
         let table = self.open_queues()?;
         let (index, index_complete) = self.open_index(&checkpoint)?;
         if !self.clean {
+            tracing::info!("the last stop was not orderly; the log is read to its end");
             self.drop_cached_log()?;
         }
         let found = self.scan_log(&table, &index, index_complete)?;
