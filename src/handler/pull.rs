@@ -96,8 +96,9 @@ pub struct Pull {
 enum Waiting {
     /// A pull, for a message or its deadline.
     Message(Pull),
-    /// A pull, for the dispatcher to reach a log offset.
-    Dispatch(Pull),
+    /// A pull, for the dispatcher to reach a log offset; then it may wait for a message until that
+    /// time.
+    Dispatch(Pull, Option<Instant>),
     /// A question for the end of a queue, for the dispatcher to reach a log offset.
     QueueEnd(ReplyTo, Arc<Queue>),
 }
@@ -211,9 +212,10 @@ pub fn start(
         if is_at_end(pulled.status) {
             if let Some(target) = behind(&core.broker, &pull.queue) {
                 let queue = Arc::clone(&pull.queue);
-                let waiting = Waiting::Dispatch(pull);
+                let until = suspend.map(|wait| Instant::now() + wait);
+                let waiting = Waiting::Dispatch(pull, until);
                 match core.pulls.wait_dispatched(conn, &queue, target, waiting) {
-                    Err(Waiting::Dispatch(refused)) => pull = refused,
+                    Err(Waiting::Dispatch(refused, _)) => pull = refused,
                     _ => return,
                 }
             } else if pull.queue.max_offset() > pulled.max {
@@ -568,11 +570,31 @@ fn caught_up(core: &mut Core, io: &mut Outbox) {
         }
         core.pulls.behind.pop_front();
         if waits {
-            expire(core, index, io);
+            resume(core, index, io);
         }
     }
     if let Some((target, _, _)) = core.pulls.behind.front() {
         core.pulls.wakes.wait_dispatched(*target);
+    }
+}
+
+/// The dispatcher came as far as this waits for: a pull begins anew, and may wait for a message for
+/// the rest of its time.
+fn resume(core: &mut Core, index: u32, io: &mut Outbox) {
+    let rest = match core.pulls.parked.get(index) {
+        Some((_, Waiting::Dispatch(_, Some(until)))) => {
+            until.saturating_duration_since(Instant::now())
+        }
+        _ => Duration::ZERO,
+    };
+    if rest.is_zero() {
+        return expire(core, index, io);
+    }
+    if let Some((conn, Waiting::Dispatch(pull, _))) = core.pulls.parked.take_owned(index) {
+        if core.broker.topics.get(&pull.topic.config.name).is_none() {
+            return gone(&pull, conn, io);
+        }
+        start(core, conn, pull, Some(rest), io);
     }
 }
 
@@ -582,7 +604,7 @@ fn expire(core: &mut Core, index: u32, io: &mut Outbox) {
         return;
     };
     let mut pull = match waiting {
-        Waiting::Message(pull) | Waiting::Dispatch(pull) => pull,
+        Waiting::Message(pull) | Waiting::Dispatch(pull, _) => pull,
         Waiting::QueueEnd(to, queue) => return answer_end(conn, to, &queue, io),
     };
     if core.broker.topics.get(&pull.topic.config.name).is_none() {

@@ -154,6 +154,24 @@ fn a_deleted_connection_leaves_the_others_waiting() {
 }
 
 #[test]
+fn a_pull_right_behind_a_send_waits_for_the_next_message() {
+    let (running, _dir) = broker(&[]);
+    let mut producer = Talk::to(running.address("broker"));
+    let mut consumer = Talk::to(running.address("broker"));
+    // Often enough for some pulls to come while the dispatcher is still behind the send.
+    for offset in 0..200 {
+        producer.send_message("T", 0, "", b"first");
+        let opaque = consumer.start_pull(&Pull {
+            wait_ms: 15_000,
+            ..Pull::of("T", 2 * offset + 1)
+        });
+        producer.send_message("T", 0, "", b"second");
+        let answer = consumer.answer(opaque);
+        assert_eq!(answer.code, 0, "{answer:?}");
+    }
+}
+
+#[test]
 fn a_pull_that_waits_for_a_deleted_topic_ends_with_its_absence() {
     let (running, _dir) = broker(&[]);
     let mut talk = Talk::to(running.address("broker"));
