@@ -26,7 +26,7 @@ use crate::mapping::{Advice, Mapping, MappingError};
 
 /// Of so many writes that find no mapping while the cap is reached, one maps the file: a file that
 /// is written often gets its mapping back, one that is not leaves the others theirs.
-const WRITES_BEFORE_MAPPING: u32 = 8;
+const WRITES_BEFORE_MAPPING: u32 = 64;
 
 /// How many mappings all [`MappedFile`]s of a store may have together.
 #[derive(Debug)]
@@ -456,7 +456,11 @@ mod tests {
         assert_eq!(budget.mapped(), 2);
         let mut bytes = [0; WRITES_BEFORE_MAPPING as usize];
         files[2].read_at(0, &mut bytes).unwrap();
-        assert_eq!(bytes, [9, 1, 2, 3, 4, 5, 6, 7]);
+        let expected: Vec<u8> = [9]
+            .into_iter()
+            .chain(1..WRITES_BEFORE_MAPPING as u8)
+            .collect();
+        assert_eq!(bytes, expected[..]);
     }
 
     #[test]
