@@ -1,6 +1,6 @@
 //! HTTP on the control thread: health and metrics (docs/operations.md, Health and metrics).
 
-mod limited;
+mod connections;
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 
 use crate::broker::Broker;
 use crate::metrics;
-use limited::LimitedListener;
+use connections::Limits;
 
 const HOME: &str = "\
 SaturnMQ
@@ -42,9 +42,7 @@ pub async fn serve(broker: Arc<Broker>, listener: TcpListener) {
             broker,
             scrapes: Arc::new(Semaphore::new(1)),
         });
-    if let Err(error) = axum::serve(LimitedListener::new(listener), routes).await {
-        tracing::error!("HTTP ends: {error}");
-    }
+    connections::serve(listener, routes, Limits::default()).await;
 }
 
 /// 200 while messages are taken and state files can be written; 503 and the reason otherwise.
@@ -69,12 +67,18 @@ fn not_ready(broker: &Broker) -> Option<String> {
 }
 
 async fn scrape(State(pages): State<Pages>) -> Response {
-    let Ok(_one) = pages.scrapes.acquire().await else {
+    let Ok(one) = pages.scrapes.acquire_owned().await else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };
-    // With many topics this takes a while; the control thread goes on meanwhile.
+    // With many topics this takes a while; the control thread goes on meanwhile. The work is not
+    // given up with its connection, so its turn goes on as long as it does.
     let broker = pages.broker;
-    match tokio::task::spawn_blocking(move || metrics::text(&broker)).await {
+    let work = move || {
+        let text = metrics::text(&broker);
+        drop(one);
+        text
+    };
+    match tokio::task::spawn_blocking(work).await {
         Ok(Ok(text)) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         _ => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
