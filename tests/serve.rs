@@ -373,6 +373,21 @@ fn values_and_promises_that_cannot_be_kept_refuse_to_start() {
     }
     let sentence = refusal(serve(dir.path(), &["-c", "/nonexistent/broker.conf"]));
     assert!(sentence.contains("/nonexistent/broker.conf"), "{sentence}");
+    let binary = refusal(serve(dir.path(), &["-c", env!("CARGO_BIN_EXE_saturnmq")]));
+    assert!(binary.contains("saturnmq"), "{binary}");
+    for (name, value) in [
+        ("SATURNMQ_DISK", "foo"),
+        ("SATURNMQ_IO", "foo"),
+        ("RUST_LOG", "a=b=c"),
+    ] {
+        let mut command = serve(dir.path(), &[]);
+        command.env(name, value);
+        let sentence = refusal(command);
+        assert!(
+            sentence.contains(&format!("{name}=\"{value}\"")),
+            "{sentence}"
+        );
+    }
 }
 
 #[test]

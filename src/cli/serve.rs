@@ -98,6 +98,11 @@ pub enum ServeError {
         #[source]
         source: io::Error,
     },
+    /// `RUST_LOG`.
+    #[error(
+        "RUST_LOG={0:?} is no log filter ({1}); an example is RUST_LOG=saturnmq_net=debug,info"
+    )]
+    LogFilter(String, String),
     /// The stop was not clean.
     #[error("{0}")]
     Stop(String),
@@ -109,7 +114,7 @@ pub enum ServeError {
 /// [`ServeError`], for `main` to print.
 pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     let begun = Instant::now();
-    start_log(args.log_format);
+    start_log(args.log_format)?;
     let resolved = Config::resolve(&Options {
         conf: args.conf.clone(),
         data_dir: args.data_dir.clone(),
@@ -159,8 +164,12 @@ fn tell_remarks(resolved: &Resolved) {
     }
 }
 
-fn start_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+fn start_log(format: LogFormat) -> Result<(), ServeError> {
+    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(text) if !text.trim().is_empty() => EnvFilter::try_new(&text)
+            .map_err(|error| ServeError::LogFilter(text, error.to_string()))?,
+        _ => EnvFilter::new("info"),
+    };
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr);
@@ -169,6 +178,7 @@ fn start_log(format: LogFormat) {
         LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).try_init(),
         LogFormat::Json => log.json().try_init(),
     };
+    Ok(())
 }
 
 /// A closed stdout is no reason not to serve.

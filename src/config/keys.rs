@@ -123,6 +123,14 @@ const fn only(name: &'static str, kind: Kind, value: &'static str) -> Key {
 const POSITIVE_MS: Kind = Range(1, i32::MAX as i64);
 const COUNT: Kind = Range(0, i32::MAX as i64);
 const PERCENT: Kind = Range(0, 100);
+/// At least one: none would switch off what the key is about.
+const SOME: Kind = Range(1, i32::MAX as i64);
+/// Periods of saving and cleaning: more often is a load, more seldom is not doing it.
+const PERIOD_MS: Kind = Range(100, 3_600_000);
+/// The largest body, in bytes: what a frame can carry.
+const BODY_MAX: i64 = saturnmq_net::frame::MAX_FRAME as i64;
+/// Longest delay of a level: 100 years, in milliseconds.
+const DELAY_MAX_MS: u64 = 36_525 * 86_400_000;
 const ROLES: &[&str] = &["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"];
 const DEFAULT_LEVELS: &str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h";
 
@@ -142,8 +150,8 @@ const KEYS: &[Key] = &[
     fixed("nameServerPort", Port, "9876"),
     fixed("httpPort", Port, "8080"),
     fixed("namesrvAddr", Text, ""),
-    boot("registerNameServerPeriod", POSITIVE_MS, "30000"),
-    live("registerBrokerTimeoutMills", POSITIVE_MS, "24000"),
+    boot("registerNameServerPeriod", Range(10_000, 60_000), "30000"),
+    live("registerBrokerTimeoutMills", Range(100, i32::MAX as i64), "24000"),
     idle("forceRegister", Flag, "true"),
     boot("compressedRegister", Flag, "false"),
     live("brokerPermission", Choice(&["2", "4", "6"]), "6"),
@@ -151,10 +159,10 @@ const KEYS: &[Key] = &[
     idle("serverSocketSndBufSize", COUNT, "0"),
     idle("serverSocketRcvBufSize", COUNT, "0"),
     idle("serverSocketBacklog", Range(1, 65_535), "1024"),
-    boot("networkCores", Range(0, 64), "0"),
+    boot("networkCores", Range(0, 63), "0"),
     // Topics, groups, clients.
     live("autoCreateTopicEnable", Flag, "true"),
-    boot("defaultTopicQueueNums", Range(0, 65_536), "8"),
+    boot("defaultTopicQueueNums", Range(1, 65_536), "8"),
     boot("clusterTopicEnable", Flag, "true"),
     boot("brokerTopicEnable", Flag, "true"),
     live("autoCreateSubscriptionGroup", Flag, "true"),
@@ -168,7 +176,7 @@ const KEYS: &[Key] = &[
     live("enablePropertyFilter", Flag, "false"),
     live("notifyConsumerIdsChangedEnable", Flag, "true"),
     idle("realTimeNotifyConsumerChange", Flag, "true"),
-    live("channelExpiredTimeout", POSITIVE_MS, "120000"),
+    live("channelExpiredTimeout", Range(1000, i32::MAX as i64), "120000"),
     idle("subscriptionExpiredTimeout", POSITIVE_MS, "600000"),
     live("validateSystemTopicWhenUpdateTopic", Flag, "true"),
     live("enableMixedMessageType", Flag, "false"),
@@ -177,13 +185,13 @@ const KEYS: &[Key] = &[
     // Pulling.
     live("longPollingEnable", Flag, "true"),
     live("shortPollingTimeMills", POSITIVE_MS, "1000"),
-    live("maxTransferBytesOnMessageInMemory", COUNT, "262144"),
-    live("maxTransferCountOnMessageInMemory", COUNT, "32"),
-    live("maxTransferBytesOnMessageInDisk", COUNT, "65536"),
-    live("maxTransferCountOnMessageInDisk", COUNT, "8"),
+    live("maxTransferBytesOnMessageInMemory", SOME, "262144"),
+    live("maxTransferCountOnMessageInMemory", SOME, "32"),
+    live("maxTransferBytesOnMessageInDisk", SOME, "65536"),
+    live("maxTransferCountOnMessageInDisk", SOME, "8"),
     live("accessMessageInMemoryMaxRatio", PERCENT, "40"),
     live("maxFilterMessageSize", Range(20, i32::MAX as i64), "16000"),
-    boot("flushConsumerOffsetInterval", Range(100, i32::MAX as i64), "5000"),
+    boot("flushConsumerOffsetInterval", PERIOD_MS, "5000"),
     live("useServerSideResetOffset", Flag, "true"),
     idle("disableConsumeIfConsumerReadSlowly", Flag, "false"),
     idle("consumerFallbehindThreshold", Range(0, i64::MAX), "17179869184"),
@@ -195,7 +203,7 @@ const KEYS: &[Key] = &[
     boot("mappedFileSizeConsumeQueue", Range(20, i32::MAX as i64), "6000000"),
     boot("flushDiskType", Choice(&["SYNC_FLUSH", "ASYNC_FLUSH"]), "SYNC_FLUSH"),
     boot("flushIntervalCommitLog", Range(1, 60_000), "500"),
-    live("maxMessageSize", Range(10, 1 << 30), "4194304"),
+    live("maxMessageSize", Range(10, BODY_MAX), "4194304"),
     boot("messageIndexEnable", Flag, "true"),
     boot("maxHashSlotNum", Range(1, i32::MAX as i64), "5000000"),
     boot("maxIndexNum", Range(2, i32::MAX as i64), "20000000"),
@@ -203,17 +211,17 @@ const KEYS: &[Key] = &[
     live("defaultQueryMaxNum", Range(1, 10_000), "32"),
     boot("deleteWhen", Hours, "04"),
     boot("fileReservedTime", Range(0, 1_000_000), "72"),
-    boot("diskMaxUsedSpaceRatio", PERCENT, "75"),
-    boot("diskSpaceCleanForciblyRatio", PERCENT, "85"),
-    boot("diskSpaceWarningLevelRatio", PERCENT, "90"),
+    boot("diskMaxUsedSpaceRatio", Range(10, 95), "75"),
+    boot("diskSpaceCleanForciblyRatio", Range(30, 85), "85"),
+    boot("diskSpaceWarningLevelRatio", Range(35, 90), "90"),
     boot("cleanFileForciblyEnable", Flag, "true"),
-    boot("cleanResourceInterval", Range(100, i32::MAX as i64), "10000"),
+    boot("cleanResourceInterval", PERIOD_MS, "10000"),
     boot("deleteFileBatchMax", Range(1, 10_000), "10"),
     boot("checkCRCOnRecover", Flag, "true"),
     boot("tailCacheBytes", Range(1 << 20, 1 << 32), "67108864"),
     // Delay.
     boot("messageDelayLevel", Levels, DEFAULT_LEVELS),
-    boot("flushDelayOffsetInterval", Range(100, i32::MAX as i64), "10000"),
+    boot("flushDelayOffsetInterval", PERIOD_MS, "10000"),
     boot("timerWheelEnable", Flag, "true"),
     boot("reviveQueueNum", Range(1, 1024), "8"),
     // Promises that are not kept here.
@@ -330,7 +338,8 @@ impl Key {
         let value = value.trim();
         let number = || value.parse::<i64>().ok();
         let good = match self.kind {
-            Text => true,
+            // It ends up in properties and in lines of text.
+            Text => !value.contains(char::is_control),
             Flag => value.eq_ignore_ascii_case("true") || value.eq_ignore_ascii_case("false"),
             Number => number().is_some(),
             Range(low, high) => number().is_some_and(|n| (low..=high).contains(&n)),
@@ -350,7 +359,7 @@ impl Key {
 
     fn expected(&self) -> String {
         match self.kind {
-            Text => "a text".into(),
+            Text => "a text without control characters".into(),
             Flag => "true or false".into(),
             Number => "a whole number".into(),
             Range(low, i64::MAX) => format!("a whole number of at least {low}"),
@@ -358,7 +367,10 @@ impl Key {
             Choice(words) => format!("one of {}", words.join(", ")),
             Port => "a port from 1 to 65535, 0 for any free one, or off".into(),
             Hours => "hours from 0 to 23 between semicolons".into(),
-            Levels => "delays such as \"1s 5m 2h\" between blanks, at most 255".into(),
+            Levels => {
+                "delays such as \"1s 5m 2h\" between blanks, at most 255, each at most 36525d"
+                    .into()
+            }
         }
     }
 
@@ -399,6 +411,7 @@ pub fn parse_levels(text: &str) -> Option<Vec<u64>> {
             .parse::<u64>()
             .ok()?
             .checked_mul(unit)
+            .filter(|delay| *delay <= DELAY_MAX_MS)
     };
     let levels: Option<Vec<_>> = text.split_whitespace().map(level).collect();
     levels.filter(|l| !l.is_empty() && l.len() <= 255)
@@ -413,6 +426,47 @@ mod tests {
         for key in all().filter(|k| !k.default.is_empty() || k.kind == Text) {
             assert_eq!(key.check(key.default), Ok(()), "{}", key.name);
             assert_eq!(key.refusal(key.default), None, "{}", key.name);
+        }
+    }
+
+    #[test]
+    fn values_that_cannot_be_meant_are_refused_with_the_limit() {
+        for (name, value, limit) in [
+            ("defaultTopicQueueNums", "0", "between 1 and 65536"),
+            ("diskMaxUsedSpaceRatio", "9", "between 10 and 95"),
+            ("diskMaxUsedSpaceRatio", "96", "between 10 and 95"),
+            ("diskSpaceCleanForciblyRatio", "0", "between 30 and 85"),
+            ("diskSpaceWarningLevelRatio", "0", "between 35 and 90"),
+            ("diskSpaceWarningLevelRatio", "91", "between 35 and 90"),
+            ("registerNameServerPeriod", "1", "between 10000 and 60000"),
+            ("registerBrokerTimeoutMills", "1", "between 100 and"),
+            ("channelExpiredTimeout", "1", "between 1000 and"),
+            ("networkCores", "64", "between 0 and 63"),
+            (
+                "cleanResourceInterval",
+                "3600001",
+                "between 100 and 3600000",
+            ),
+            (
+                "flushConsumerOffsetInterval",
+                "99",
+                "between 100 and 3600000",
+            ),
+            (
+                "flushDelayOffsetInterval",
+                "2147483647",
+                "between 100 and 3600000",
+            ),
+            ("maxMessageSize", "16777217", "between 10 and 16777216"),
+            ("maxTransferCountOnMessageInMemory", "0", "between 1 and"),
+            ("maxTransferBytesOnMessageInDisk", "0", "between 1 and"),
+            ("messageDelayLevel", "1s 36526d", "at most 36525d"),
+            ("deleteWhen", "", "from 0 to 23"),
+            ("regionId", "a\u{1}b", "without control characters"),
+        ] {
+            let key = find(name).expect(name);
+            let expected = key.check(value).expect_err(name);
+            assert!(expected.contains(limit), "{name}={value}: {expected}");
         }
     }
 

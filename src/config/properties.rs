@@ -13,8 +13,15 @@ pub type Property = (String, String, usize);
 /// Reads properties, later ones for the same key behind earlier ones.
 ///
 /// # Errors
-/// [`ConfigError::Syntax`] names `source_name` and the line of a broken `\u` escape.
+/// [`ConfigError::Syntax`] names `source_name` and the line of a broken `\u` escape, or
+/// the place of a byte that no text holds.
 pub fn parse_properties(bytes: &[u8], source_name: &str) -> Result<Vec<Property>, ConfigError> {
+    if let Some(at) = bytes.iter().position(|byte| is_binary(*byte)) {
+        return Err(ConfigError::Syntax {
+            source_name: source_name.to_string(),
+            problem: format!("byte {at} is {:#04x}, which no text holds", bytes[at]),
+        });
+    }
     let text = match std::str::from_utf8(bytes) {
         Ok(text) => Cow::Borrowed(text),
         Err(_) => Cow::Owned(bytes.iter().map(|byte| char::from(*byte)).collect()),
@@ -31,6 +38,11 @@ pub fn parse_properties(bytes: &[u8], source_name: &str) -> Result<Vec<Property>
         found.push((unescape(key)?, unescape(value)?, number));
     }
     Ok(found)
+}
+
+/// Bytes of no text in any encoding that is read here.
+fn is_binary(byte: u8) -> bool {
+    byte == 0x7f || (byte < b' ' && !matches!(byte, b'\t' | b'\n' | b'\r' | b'\x0c'))
 }
 
 fn is_blank(c: char) -> bool {

@@ -1,6 +1,7 @@
 //! Configuration as it was brought: text by key, from broker.conf and the command line.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -90,13 +91,13 @@ impl RawConfig {
             path: path.to_path_buf(),
             problem,
         };
-        let size = std::fs::metadata(path)
-            .map_err(|e| unreadable(e.to_string()))?
-            .len();
-        if size > FILE_MAX {
-            return Err(unreadable(format!("{size} bytes are more than {FILE_MAX}")));
+        let mut bytes = Vec::new();
+        std::fs::File::open(path)
+            .and_then(|file| file.take(FILE_MAX + 1).read_to_end(&mut bytes))
+            .map_err(|e| unreadable(e.to_string()))?;
+        if bytes.len() as u64 > FILE_MAX {
+            return Err(unreadable(format!("it has more than {FILE_MAX} bytes")));
         }
-        let bytes = std::fs::read(path).map_err(|e| unreadable(e.to_string()))?;
         let mut raw = Self {
             file: Some(path.to_path_buf()),
             ..Self::default()
@@ -105,6 +106,11 @@ impl RawConfig {
         for (key, value, line) in parse_properties(&bytes, &name)? {
             let at = format!(" ({name} line {line})");
             raw.values.insert(key, Brought { value, at });
+        }
+        if !raw.values.is_empty() && !raw.values.keys().any(|key| keys::find(key).is_some()) {
+            return Err(unreadable(
+                "not one of its keys is a broker's, so it is some other file".into(),
+            ));
         }
         Ok(raw)
     }
@@ -255,6 +261,42 @@ mod tests {
             let error = raw(&[(key, value)]).check().expect_err(key).to_string();
             assert!(error.starts_with(&format!("{key}={value} ")), "{error}");
         }
+    }
+
+    #[test]
+    fn what_is_no_configuration_is_not_taken_for_one() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = dir.path().join("broker.conf");
+        let read = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).expect("write");
+            RawConfig::read_file(&path).map(|_| ())
+        };
+        for (bytes, part) in [
+            (&b"brokerName=a\n\x7fELF\0\0"[..], "byte 13 is 0x7f"),
+            (b"\0\0\0\x04lock", "byte 0 is 0x00"),
+            (
+                b"# A title\nSome text without keys.\n",
+                "not one of its keys",
+            ),
+            (
+                &vec![b'#'; (FILE_MAX + 1) as usize],
+                "more than 4194304 bytes",
+            ),
+        ] {
+            let text = read(bytes).expect_err(part).to_string();
+            assert!(
+                text.contains(part) && text.contains("broker.conf"),
+                "{text}"
+            );
+        }
+        assert_eq!(read(b""), Ok(()));
+        assert_eq!(
+            read("brokerName=a\n# \u{e4}\t\u{df}\r\n".as_bytes()),
+            Ok(())
+        );
+        // A pipe, and a file without an end.
+        let error = RawConfig::read_file(Path::new("/dev/zero")).expect_err("endless");
+        assert!(error.to_string().contains("more than"), "{error}");
     }
 
     #[test]

@@ -227,6 +227,7 @@ fn fixed(raw: &RawConfig, v: &Values) -> Result<Config, ConfigError> {
     let cluster = v.text("brokerClusterName").to_string();
     check_name("brokerName", &broker_name)?;
     check_name("brokerClusterName", &cluster)?;
+    check_name("msgTraceTopicName", v.text("msgTraceTopicName"))?;
     let store = store(raw, v)?;
     let seconds = |key| Duration::from_secs(v.number(key));
     let millis = |key| Duration::from_millis(v.number(key));
@@ -244,8 +245,7 @@ fn fixed(raw: &RawConfig, v: &Values) -> Result<Config, ConfigError> {
         advertise_ip,
         advertised,
         name_servers: name_servers(v)?,
-        register_period: millis("registerNameServerPeriod")
-            .clamp(Duration::from_secs(10), Duration::from_secs(60)),
+        register_period: millis("registerNameServerPeriod"),
         compressed_register: v.flag("compressedRegister"),
         idle_timeout: seconds("serverChannelMaxIdleTimeSeconds"),
         cores: 0,
@@ -297,7 +297,13 @@ fn resolve_host(key: &str, host: &str) -> Result<IpAddr, ConfigError> {
 fn advertise(v: &Values, bind: IpAddr) -> Result<(String, IpAddr, Advertised), ConfigError> {
     let text = v.text("brokerIP1");
     if !text.is_empty() {
-        let ip = text.parse().or_else(|_| resolve_host("brokerIP1", text))?;
+        let ip: IpAddr = text.parse().or_else(|_| resolve_host("brokerIP1", text))?;
+        if ip.is_unspecified() || ip.is_multicast() {
+            return Err(ConfigError::Contradiction(format!(
+                "brokerIP1={text} is no address that clients can connect to: it takes one of this \
+                 host's"
+            )));
+        }
         return Ok((text.to_string(), ip, Advertised::Configured));
     }
     if bind.is_unspecified() {
@@ -546,6 +552,11 @@ mod tests {
         for (pair, part) in [
             ("brokerName=a b", "brokerName"),
             ("brokerClusterName=../x", "brokerClusterName"),
+            ("msgTraceTopicName=a/b", "msgTraceTopicName"),
+            ("brokerIP1=0.0.0.0", "brokerIP1=0.0.0.0"),
+            ("tailCacheBytes=2000000", "tailCacheBytes=2000000"),
+            ("tailCacheBytes=4194304", "maxMessageSize=4194304"),
+            ("maxIndexNum=2147483647", "maxIndexNum=2147483647"),
             ("namesrvAddr=nowhere", "namesrvAddr=nowhere"),
             (
                 "mappedFileSizeCommitLog=5000",

@@ -233,17 +233,43 @@ impl StoreConfig {
         if self.index_slots == 0 || self.index_items < 2 {
             return Err("maxHashSlotNum must be at least 1 and maxIndexNum at least 2".into());
         }
-        if !self.tail_cache_bytes.is_power_of_two() || self.tail_cache_bytes < 1 << 20 {
+        let index_file = 40 + 4 * u64::from(self.index_slots) + 20 * u64::from(self.index_items);
+        if index_file > i32::MAX as u64 {
             return Err(format!(
-                "a tail cache of {} bytes is no power of two of at least 1 MiB",
-                self.tail_cache_bytes
+                "maxHashSlotNum={} and maxIndexNum={} make index files of {index_file} bytes; at \
+                 most 2147483647 are possible",
+                self.index_slots, self.index_items
             ));
         }
+        self.check_tail_cache()?;
         if self.delay_levels_ms.is_empty() {
             return Err("messageDelayLevel names no level".into());
         }
         if self.root == Path::new("") {
             return Err("storePathRootDir is empty".into());
+        }
+        Ok(())
+    }
+
+    /// The smallest tail cache for these records, in bytes: one being written, one gathering.
+    pub fn tail_cache_min(&self) -> usize {
+        2 * self.max_record_size() + (256 << 10)
+    }
+
+    fn check_tail_cache(&self) -> Result<(), String> {
+        let bytes = self.tail_cache_bytes;
+        if !bytes.is_power_of_two() || bytes < 1 << 20 {
+            return Err(format!(
+                "tailCacheBytes={bytes} must be a power of two of at least 1048576"
+            ));
+        }
+        let least = self.tail_cache_min();
+        if bytes < least {
+            return Err(format!(
+                "tailCacheBytes={bytes} is too small for maxMessageSize={}: it takes at least \
+                 {least}, as a power of two",
+                self.max_message_size
+            ));
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use rustix::io::ReadWriteFlags;
 use super::aligned::{ALIGNMENT, AlignedMemory};
 use super::uring;
 use crate::config::DiskEngine;
-use crate::error::FileError;
+use crate::error::{FileError, OpenError};
 
 /// Environment variable that forces a body: `uring`, `blocking` or `buffered`.
 pub const FORCE: &str = "SATURNMQ_DISK";
@@ -61,16 +61,16 @@ pub fn probe(
     file_size: u64,
     engine: DiskEngine,
     forced: Option<&str>,
-) -> Result<DiskPlan, FileError> {
+) -> Result<DiskPlan, OpenError> {
     let mut notes = Vec::new();
     let wanted = match forced {
+        Some("") => engine,
         Some("uring") => DiskEngine::Uring,
         Some("blocking" | "buffered") => DiskEngine::Blocking,
         Some(other) => {
-            notes.push(format!(
-                "{FORCE}={other} is none of uring, blocking and buffered: ignored"
-            ));
-            engine
+            return Err(OpenError::Config(format!(
+                "{FORCE}={other:?} is not one of uring, blocking, buffered"
+            )));
         }
         None => engine,
     };
@@ -78,7 +78,7 @@ pub fn probe(
         (DiskEngine::Blocking, _) => Engine::Blocking,
         (_, Ok(())) => Engine::Uring,
         (DiskEngine::Uring, Err(error)) => {
-            return Err(FileError::at("use io_uring for", dir)(error));
+            return Err(FileError::at("use io_uring for", dir)(error).into());
         }
         (DiskEngine::Auto, Err(error)) => {
             notes.push(format!("io_uring is not available here ({error})"));
@@ -181,6 +181,14 @@ mod tests {
         let blocking =
             probe(dir.path(), 1 << 20, DiskEngine::Auto, Some("blocking")).expect("probe");
         assert_eq!(blocking.engine, Engine::Blocking);
+    }
+
+    #[test]
+    fn an_unknown_body_is_refused_by_name() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let error = probe(dir.path(), 1 << 20, DiskEngine::Auto, Some("foo")).unwrap_err();
+        let text = "SATURNMQ_DISK=\"foo\" is not one of uring, blocking, buffered";
+        assert_eq!(error.to_string(), text);
     }
 
     #[test]

@@ -204,15 +204,6 @@ impl Drop for RunningWriter {
 }
 
 fn tail_at(config: &StoreConfig, end: u64) -> Result<(TailWriter, TailReaders), OpenError> {
-    let needed = 2 * config.max_record_size() + (256 << 10);
-    if config.tail_cache_bytes < needed {
-        return Err(OpenError::Config(format!(
-            "a tail cache of {} bytes is too small for records of up to {} bytes: it needs \
-             {needed}",
-            config.tail_cache_bytes,
-            config.max_record_size()
-        )));
-    }
     tail(config.tail_cache_bytes, end).map_err(|error| OpenError::Config(error.to_string()))
 }
 
