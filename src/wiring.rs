@@ -121,7 +121,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         groups: Groups::load(Arc::clone(&persist))?,
         offsets: ConsumerOffsets::load(Arc::clone(&persist))?,
         delay_offsets: Arc::new(DelayOffsets::load(Arc::clone(&persist))?),
-        name_server: NameServer::load(&persist)?,
+        name_server: NameServer::load(&persist, config.name_server_limits)?,
         clients: Clients::default(),
         locks: QueueLocks::default(),
         cores: directory,

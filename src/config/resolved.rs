@@ -11,6 +11,7 @@ use super::keys::parse_levels;
 use super::live::LiveConfig;
 use super::raw::{ConfigError, RawConfig, Remarks};
 use super::values::Values;
+use crate::name_server::limits::Limits;
 use crate::topics::SystemTopics;
 
 /// Cores that are used without being told, at most.
@@ -86,6 +87,8 @@ pub struct Config {
     pub fast_port: Option<PortChoice>,
     /// `nameServerPort`.
     pub name_server_port: PortChoice,
+    /// `nameServerMaxTopics`, `nameServerMaxBrokers`, `nameServerMaxRoutes`.
+    pub name_server_limits: Limits,
     /// `httpPort`.
     pub http_port: PortChoice,
     /// Host that clients are sent to, as it is written into routes.
@@ -240,6 +243,11 @@ fn fixed(raw: &RawConfig, v: &Values) -> Result<Config, ConfigError> {
             .filter(|t| !t.is_empty())
             .map(port_choice),
         name_server_port: name_server_port(raw, v),
+        name_server_limits: Limits {
+            topics: v.number("nameServerMaxTopics"),
+            brokers: v.number("nameServerMaxBrokers"),
+            routes: v.number("nameServerMaxRoutes"),
+        },
         http_port: port_choice(v.text("httpPort")),
         advertise,
         advertise_ip,

@@ -206,7 +206,9 @@ fn register_topic(broker: &Broker, request: &Request<'_>) -> Answer {
                 perm: data.perm,
                 sys_flag: data.topic_sys_flag,
             };
-            registry.set_topic(&data.broker_name, topic, queues);
+            if let Err(limit) = registry.add_topic(&data.broker_name, topic, queues) {
+                return Reply::error(response::SYSTEM_ERROR, limit.to_string()).into();
+            }
         }
     }
     Reply::success().into()

@@ -1,6 +1,7 @@
 //! The embedded name server, and the registration with outer ones (docs/behaviour.md, "Name
 //! server").
 
+pub mod limits;
 pub mod outer;
 pub mod registry;
 
@@ -14,6 +15,7 @@ use crate::answer::Channel;
 use crate::persist::{File, LoadError, Persist};
 use crate::state_json::DataVersion;
 use crate::topics::TopicConfig;
+use limits::Limits;
 use registry::{Registration, Registry, TopicQueues, Version};
 
 /// Key-value namespace with the queue order of ordered topics.
@@ -89,16 +91,16 @@ pub struct NameServer {
 }
 
 impl NameServer {
-    /// Loads the key-value configuration; the route tables start empty.
+    /// Loads the key-value configuration; the route tables start empty and keep to `limits`.
     ///
     /// # Errors
     /// [`LoadError`] when the file and its backup are damaged.
-    pub fn load(persist: &Persist) -> Result<Self, LoadError> {
+    pub fn load(persist: &Persist, limits: Limits) -> Result<Self, LoadError> {
         let kv = persist.load(File::NameServerKv, |bytes| {
             fastjson::from_file::<KvConfig>(bytes).map_err(|error| error.to_string())
         })?;
         Ok(Self {
-            registry: Mutex::default(),
+            registry: Mutex::new(Registry::new(limits)),
             kv: Mutex::new(kv.unwrap_or_default()),
         })
     }

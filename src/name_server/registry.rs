@@ -4,6 +4,9 @@
 //! docs/behaviour.md, "Name server".
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::hash::Hash;
+
+use super::limits::{LimitReached, Limits, check_name};
 
 /// Perm bit that lets producers use a topic's queues (docs/protocol.md, "Names and permissions").
 pub const PERM_WRITE: i32 = 2;
@@ -105,6 +108,9 @@ pub enum Refused {
         /// The address it wanted.
         address: String,
     },
+    /// The tables do not take so much, or not such names.
+    #[error(transparent)]
+    Limit(#[from] LimitReached),
 }
 
 /// Route of one topic.
@@ -129,33 +135,58 @@ struct Live<K> {
     connection: Option<K>,
 }
 
+impl<K> Live<K> {
+    fn at(&self, address: &str) -> Place {
+        Place {
+            cluster: self.cluster.clone(),
+            broker: self.broker.clone(),
+            id: self.id,
+            address: address.to_owned(),
+        }
+    }
+}
+
 /// The tables of a name server. `K` identifies a connection.
 #[derive(Debug)]
 pub struct Registry<K> {
     clusters: BTreeMap<String, BTreeSet<String>>,
     brokers: BTreeMap<String, BrokerEntry>,
     topics: BTreeMap<String, BTreeMap<String, TopicQueues>>,
+    /// By cluster and address. Every address in `brokers` and every member in `clusters` has one
+    /// here: what bounds this table bounds those.
     live: HashMap<(String, String), Live<K>>,
+    limits: Limits,
 }
 
-impl<K> Default for Registry<K> {
-    fn default() -> Self {
+/// One address of a broker.
+struct Place {
+    cluster: String,
+    broker: String,
+    id: i64,
+    address: String,
+}
+
+impl<K> Registry<K> {
+    /// Empty tables that hold no more than this.
+    pub fn new(limits: Limits) -> Self {
         Self {
             clusters: BTreeMap::new(),
             brokers: BTreeMap::new(),
             topics: BTreeMap::new(),
             live: HashMap::new(),
+            limits,
         }
     }
 }
 
-impl<K: Copy + PartialEq> Registry<K> {
+impl<K: Copy + Eq + Hash> Registry<K> {
     /// Takes a broker's registration; `connection` is `None` for the broker of this process, which
     /// thereby also forgets topics that it no longer has.
     ///
     /// # Errors
     /// [`Refused::NotYetKnown`] when a single topic comes before the broker's full table,
-    /// [`Refused::OwnPlace`] for a namesake of the broker of this process.
+    /// [`Refused::OwnPlace`] for a namesake of the broker of this process, [`Refused::Limit`] when
+    /// the tables do not take so much; then nothing of it is taken.
     pub fn register(
         &mut self,
         registration: Registration,
@@ -178,6 +209,10 @@ impl<K: Copy + PartialEq> Registry<K> {
         if !known_id && registration.topics.len() == 1 && !registration.single_topic_first {
             return Err(Refused::NotYetKnown);
         }
+        if connection.is_some() {
+            self.check_room(&registration, &key)?;
+        }
+        self.leave_former_name(&registration, &key);
         self.enter_broker(&registration);
         if connection.is_none() {
             self.forget_topics_missing_from(&registration);
@@ -219,6 +254,67 @@ impl<K: Copy + PartialEq> Registry<K> {
             });
         }
         Ok(same_place)
+    }
+
+    /// Whether all of a registration fits the tables.
+    fn check_room(
+        &self,
+        registration: &Registration,
+        key: &(String, String),
+    ) -> Result<(), LimitReached> {
+        for (field, name) in [
+            ("clusterName", &registration.cluster),
+            ("brokerName", &registration.broker),
+            ("brokerAddr", &registration.address),
+            ("haServerAddr", &registration.ha_address),
+        ] {
+            check_name(field, name)?;
+        }
+        let added = usize::from(!self.live.contains_key(key));
+        self.limits.check_brokers(self.live.len() + added)?;
+        if registration.id != 0 {
+            return Ok(());
+        }
+        let names = registration.topics.iter().map(|(topic, _)| topic.as_str());
+        self.check_topics(&registration.broker, names)
+    }
+
+    /// Whether these topics of a broker fit the tables.
+    fn check_topics<'a>(
+        &self,
+        broker: &str,
+        names: impl Iterator<Item = &'a str>,
+    ) -> Result<(), LimitReached> {
+        let (mut topics, mut routes) = (HashSet::new(), HashSet::new());
+        for name in names {
+            check_name("topic", name)?;
+            match self.topics.get(name) {
+                None => {
+                    topics.insert(name);
+                    routes.insert(name);
+                }
+                Some(holders) if !holders.contains_key(broker) => {
+                    routes.insert(name);
+                }
+                Some(_) => {}
+            }
+        }
+        if routes.is_empty() {
+            return Ok(());
+        }
+        let held: usize = self.topics.values().map(BTreeMap::len).sum();
+        self.limits
+            .check_topics(self.topics.len() + topics.len(), held + routes.len())
+    }
+
+    /// An address belongs to one broker: under another name it is no longer the former's.
+    fn leave_former_name(&mut self, registration: &Registration, key: &(String, String)) {
+        if let Some(live) = self.live.get(key)
+            && live.broker != registration.broker
+        {
+            let place = live.at(&key.1);
+            self.remove(vec![place]);
+        }
     }
 
     fn forget_topics_missing_from(&mut self, registration: &Registration) {
@@ -304,7 +400,22 @@ impl<K: Copy + PartialEq> Registry<K> {
         }
     }
 
-    /// Adds or replaces one topic of a registered broker, as an incremental registration does.
+    /// Adds or replaces one topic of a broker that registered here (217).
+    ///
+    /// # Errors
+    /// [`LimitReached`]: the tables do not take it.
+    pub fn add_topic(
+        &mut self,
+        broker: &str,
+        topic: &str,
+        queues: TopicQueues,
+    ) -> Result<(), LimitReached> {
+        self.check_topics(broker, std::iter::once(topic))?;
+        self.set_topic(broker, topic, queues);
+        Ok(())
+    }
+
+    /// Adds or replaces one topic of the broker of this process, whatever the limits.
     pub fn set_topic(&mut self, broker: &str, topic: &str, queues: TopicQueues) {
         self.topics
             .entry(topic.to_owned())
@@ -348,62 +459,76 @@ impl<K: Copy + PartialEq> Registry<K> {
         {
             return;
         }
-        self.live.remove(&key);
-        let Some(entry) = self.brokers.get_mut(broker) else {
-            return;
-        };
-        if entry.addresses.get(&id).is_some_and(|held| held == address) {
-            entry.addresses.remove(&id);
-        }
-        if !entry.addresses.is_empty() {
-            return;
-        }
-        let cluster = entry.cluster.clone();
-        self.brokers.remove(broker);
-        if let Some(members) = self.clusters.get_mut(&cluster) {
-            members.remove(broker);
-            if members.is_empty() {
-                self.clusters.remove(&cluster);
+        self.remove(vec![Place {
+            cluster: cluster.to_owned(),
+            broker: broker.to_owned(),
+            id,
+            address: address.to_owned(),
+        }]);
+    }
+
+    /// Removes addresses, and what goes with a broker's last one, in one walk over the tables.
+    fn remove(&mut self, places: Vec<Place>) {
+        let mut gone = HashSet::new();
+        for place in places {
+            let key = (place.cluster, place.address);
+            self.live.remove(&key);
+            let Some(entry) = self.brokers.get_mut(&place.broker) else {
+                continue;
+            };
+            if entry.addresses.get(&place.id) == Some(&key.1) {
+                entry.addresses.remove(&place.id);
+            }
+            if entry.addresses.is_empty() {
+                self.brokers.remove(&place.broker);
+                gone.insert(place.broker);
             }
         }
-        for holders in self.topics.values_mut() {
-            holders.remove(broker);
+        let (brokers, live) = (&self.brokers, self.live.values());
+        let members: HashSet<(&str, &str)> = live
+            .filter(|live| brokers.contains_key(&live.broker))
+            .map(|live| (live.cluster.as_str(), live.broker.as_str()))
+            .collect();
+        self.clusters.retain(|cluster, names| {
+            names.retain(|name| members.contains(&(cluster.as_str(), name.as_str())));
+            !names.is_empty()
+        });
+        if gone.is_empty() {
+            return;
         }
-        self.topics.retain(|_, holders| !holders.is_empty());
+        self.topics.retain(|_, holders| {
+            holders.retain(|broker, _| !gone.contains(broker));
+            !holders.is_empty()
+        });
     }
 
     /// Removes every broker whose registration came on `connection`.
     pub fn connection_closed(&mut self, connection: K) {
+        self.remove_live(|live| live.connection == Some(connection));
+    }
+
+    fn remove_live(&mut self, is_gone: impl Fn(&Live<K>) -> bool) {
         let gone: Vec<_> = self
             .live
             .iter()
-            .filter(|(_, live)| live.connection == Some(connection))
-            .map(|((_, address), live)| {
-                (
-                    live.cluster.clone(),
-                    live.broker.clone(),
-                    live.id,
-                    address.clone(),
-                )
-            })
+            .filter(|(_, live)| is_gone(live))
+            .map(|((_, address), live)| live.at(address))
             .collect();
-        for (cluster, broker, id, address) in gone {
-            self.unregister(&cluster, &broker, id, &address);
+        if !gone.is_empty() {
+            self.remove(gone);
         }
     }
 
     /// Removes brokers whose lease ran out; returns the connections to close.
     pub fn expire(&mut self, now_ms: i64) -> Vec<K> {
-        let gone: Vec<_> = self
+        let gone: HashSet<_> = self
             .live
             .values()
-            .filter(|live| now_ms - live.last_ms > live.lease_ms)
+            .filter(|live| now_ms.saturating_sub(live.last_ms) > live.lease_ms)
             .filter_map(|live| live.connection)
             .collect();
-        for connection in &gone {
-            self.connection_closed(*connection);
-        }
-        gone
+        self.remove_live(|live| live.connection.is_some_and(|of| gone.contains(&of)));
+        gone.into_iter().collect()
     }
 
     /// Route of `topic`, or `None` when no registered broker has it.
@@ -527,190 +652,4 @@ impl UnitTopics {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn queues(n: i32) -> TopicQueues {
-        TopicQueues {
-            read_queues: n,
-            write_queues: n,
-            perm: 6,
-            sys_flag: 0,
-        }
-    }
-
-    fn registration(address: &str, counter: i64, topics: &[(&str, i32)]) -> Registration {
-        Registration {
-            cluster: "C".into(),
-            broker: "b".into(),
-            id: 0,
-            address: address.into(),
-            ha_address: "127.0.0.1:2".into(),
-            lease_ms: DEFAULT_LEASE_MS,
-            acting_master: false,
-            single_topic_first: false,
-            version: Version {
-                counter,
-                ..Version::default()
-            },
-            topics: topics
-                .iter()
-                .map(|(t, n)| ((*t).to_owned(), queues(*n)))
-                .collect(),
-        }
-    }
-
-    #[test]
-    fn a_registered_topic_has_a_route_until_its_connection_closes() {
-        let mut registry = Registry::default();
-        let first = registration("127.0.0.1:1", 1, &[("T", 4), ("U", 8)]);
-        registry.register(first, Some(7_u64), 0).unwrap();
-        let route = registry.route("T").unwrap();
-        assert_eq!(route.queues, vec![("b".to_owned(), queues(4))]);
-        assert_eq!(route.brokers[0].1.addresses[&0], "127.0.0.1:1");
-        registry.connection_closed(7);
-        assert_eq!(registry.route("T"), None);
-        assert_eq!(registry.topics().count(), 0);
-        assert_eq!(registry.clusters().count(), 0);
-    }
-
-    #[test]
-    fn nobody_takes_the_place_of_the_broker_of_this_process() {
-        let mut registry = Registry::<u64>::default();
-        let own = || registration("127.0.0.1:1", 1, &[("T", 4), ("U", 8)]);
-        registry.register(own(), None, 0).unwrap();
-        let namesake = registration("127.0.0.1:9", 1, &[("T", 4), ("U", 8)]);
-        let refused = registry.register(namesake, Some(9), 0).unwrap_err();
-        assert!(refused.to_string().contains("brokerName b"), "{refused}");
-        let mut neighbour = registration("127.0.0.1:1", 1, &[("T", 4), ("U", 8)]);
-        neighbour.broker = "other".into();
-        registry.register(neighbour, Some(9), 0).unwrap_err();
-        // Registered over the network as well, it does not depend on that connection.
-        registry.register(own(), Some(7), 0).unwrap();
-        registry.connection_closed(7);
-        registry.unregister("C", "b", 0, "127.0.0.1:1");
-        let route = registry.route("T").unwrap();
-        assert_eq!(route.brokers[0].1.addresses[&0], "127.0.0.1:1");
-    }
-
-    #[test]
-    fn the_broker_of_this_process_forgets_topics_that_its_table_lacks() {
-        let mut registry = Registry::<u64>::default();
-        let own = |topics: &[(&str, i32)]| registration("127.0.0.1:1", 1, topics);
-        registry
-            .register(own(&[("T", 4), ("U", 8)]), None, 0)
-            .unwrap();
-        let mut other = registration("127.0.0.1:9", 1, &[("T", 4), ("W", 8)]);
-        other.broker = "other".into();
-        registry.register(other, Some(9), 0).unwrap();
-        registry
-            .register(own(&[("U", 8), ("V", 1)]), None, 0)
-            .unwrap();
-        assert_eq!(registry.route("T").unwrap().queues[0].0, "other");
-        assert!(registry.route("V").is_some() && registry.route("W").is_some());
-    }
-
-    #[test]
-    fn a_single_topic_before_the_full_table_is_refused() {
-        let mut registry = Registry::<u64>::default();
-        let single = registration("127.0.0.1:1", 1, &[("T", 4)]);
-        let refused = Err(Refused::NotYetKnown);
-        assert_eq!(registry.register(single.clone(), Some(1), 0), refused);
-        let mut old = single;
-        old.single_topic_first = true;
-        old.broker = "old".into();
-        old.address = "127.0.0.1:5".into();
-        registry.register(old, Some(5), 0).unwrap();
-        registry.connection_closed(5);
-        registry
-            .register(
-                registration("127.0.0.1:1", 1, &[("T", 4), ("U", 1)]),
-                Some(1),
-                0,
-            )
-            .unwrap();
-        registry
-            .register(registration("127.0.0.1:1", 2, &[("V", 2)]), Some(1), 0)
-            .unwrap();
-        assert!(registry.route("T").is_some() && registry.route("V").is_some());
-    }
-
-    #[test]
-    fn queue_counts_change_only_with_the_data_version() {
-        let mut registry = Registry::<u64>::default();
-        registry
-            .register(
-                registration("127.0.0.1:1", 1, &[("T", 4), ("U", 1)]),
-                Some(1),
-                0,
-            )
-            .unwrap();
-        registry.set_writable("b", false);
-        registry
-            .register(
-                registration("127.0.0.1:1", 1, &[("T", 4), ("U", 1)]),
-                Some(1),
-                1,
-            )
-            .unwrap();
-        assert_eq!(registry.route("T").unwrap().queues[0].1.perm, 4);
-        registry
-            .register(
-                registration("127.0.0.1:1", 2, &[("T", 4), ("U", 1)]),
-                Some(1),
-                2,
-            )
-            .unwrap();
-        assert_eq!(registry.route("T").unwrap().queues[0].1.perm, 6);
-    }
-
-    #[test]
-    fn a_lease_that_runs_out_removes_the_broker_and_names_its_connection() {
-        let mut registry = Registry::default();
-        registry
-            .register(
-                registration("127.0.0.1:1", 1, &[("T", 4), ("U", 1)]),
-                Some(9_u64),
-                0,
-            )
-            .unwrap();
-        assert!(registry.expire(DEFAULT_LEASE_MS).is_empty());
-        registry.touch("C", "127.0.0.1:1", 5_000);
-        assert!(registry.expire(DEFAULT_LEASE_MS + 5_000).is_empty());
-        assert_eq!(registry.expire(DEFAULT_LEASE_MS + 5_001), vec![9]);
-        assert_eq!(registry.route("T"), None);
-    }
-
-    #[test]
-    fn the_broker_of_this_process_never_expires() {
-        let mut registry = Registry::<u64>::default();
-        registry
-            .register(
-                registration("127.0.0.1:1", 1, &[("T", 4), ("U", 1)]),
-                None,
-                0,
-            )
-            .unwrap();
-        assert!(registry.expire(i64::MAX).is_empty());
-        assert!(registry.route("T").is_some());
-    }
-
-    #[test]
-    fn a_slave_learns_its_master_and_adds_no_queues() {
-        let mut registry = Registry::<u64>::default();
-        registry
-            .register(
-                registration("127.0.0.1:1", 1, &[("T", 4), ("U", 1)]),
-                Some(1),
-                0,
-            )
-            .unwrap();
-        let mut slave = registration("127.0.0.1:9", 1, &[("T", 4), ("W", 1)]);
-        slave.id = 1;
-        let answer = registry.register(slave, Some(2), 0).unwrap();
-        assert_eq!(answer.master_address.as_deref(), Some("127.0.0.1:1"));
-        assert_eq!(answer.ha_address.as_deref(), Some("127.0.0.1:2"));
-        assert_eq!(registry.route("W"), None);
-        assert_eq!(registry.route("T").unwrap().brokers[0].1.addresses.len(), 2);
-    }
-}
+mod tests;

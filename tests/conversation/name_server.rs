@@ -242,6 +242,39 @@ fn a_broker_goes_when_its_connection_closes_its_lease_ends_or_it_says_so() {
 }
 
 #[test]
+fn a_registration_over_the_limits_is_refused_as_a_whole_and_names_the_limit() {
+    let (running, _dir) = broker(&[
+        "--set",
+        "nameServerMaxTopics=3",
+        "--set",
+        "nameServerMaxBrokers=2",
+    ]);
+    let mut talk = Talk::to_name_server(&running);
+    let answer = talk.register(
+        &PLAYED,
+        &table(1, &[("A", 0), ("B", 0), ("C", 0), ("D", 0)]),
+    );
+    assert_eq!(answer.code, 1, "{answer:?}");
+    assert!(answer.remark.contains("nameServerMaxTopics"), "{answer:?}");
+    assert_eq!(talk.route("A"), None);
+    // This process has one place and its own topics, whatever the limits.
+    assert_eq!(talk.register(&PLAYED, &table(1, &[])).code, 0);
+    let third = Played {
+        name: "third",
+        address: "127.0.0.1:8",
+        ..PLAYED
+    };
+    let answer = talk.register(&third, &table(1, &[]));
+    assert_eq!(answer.code, 1, "{answer:?}");
+    assert!(answer.remark.contains("nameServerMaxBrokers"), "{answer:?}");
+    let route = json!({"queueDatas": [{"brokerName": "played", "readQueueNums": 1,
+        "writeQueueNums": 1, "perm": 6, "topicSysFlag": 0}], "brokerDatas": []});
+    let answer = talk.ask(217, &[("topic", "A")], route.to_string().as_bytes());
+    assert_eq!(answer.code, 1, "{answer:?}");
+    assert!(answer.remark.contains("nameServerMaxTopics"), "{answer:?}");
+}
+
+#[test]
 fn versions_and_members_of_a_registered_broker_can_be_asked_for() {
     let (running, _dir) = broker(&[]);
     let mut talk = Talk::to_name_server(&running);
