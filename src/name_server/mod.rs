@@ -3,6 +3,7 @@
 
 pub mod limits;
 pub mod outer;
+pub mod records;
 pub mod registry;
 
 use std::collections::BTreeMap;
