@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::format::checkpoint::{CHECKPOINT_FIELDS, CHECKPOINT_SIZE, Checkpoint};
+use crate::medium;
 
 /// The checkpoint file cannot be read or written.
 #[derive(Debug, Error)]
@@ -33,16 +34,18 @@ impl CheckpointFile {
     /// zeros followed, and is made as long as it must be.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let open = || -> io::Result<(File, Checkpoint)> {
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(path)?;
+            let file = medium::name(path, || {
+                OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .open(path)
+            })?;
             let stored = read(&file)?;
             if file.metadata()?.len() < CHECKPOINT_SIZE as u64 {
                 file.set_len(CHECKPOINT_SIZE as u64)?;
-                file.sync_all()?;
+                medium::sync_file(&file)?;
             }
             Ok((file, stored))
         };
@@ -70,7 +73,7 @@ impl CheckpointFile {
         // All fields lie in one sector: a crash leaves the old ones or the new ones.
         self.file
             .write_all_at(&checkpoint.encode(), 0)
-            .and_then(|()| self.file.sync_data())
+            .and_then(|()| medium::sync_data(&self.file))
             .map_err(|source| CheckpointError {
                 path: self.path.clone(),
                 source,

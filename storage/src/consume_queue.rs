@@ -16,8 +16,9 @@ use thiserror::Error;
 
 use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
 use crate::layout::{self, LayoutError};
-use crate::mapped_file::{MapBudget, MappedFile, sync_directory};
+use crate::mapped_file::{MapBudget, MappedFile};
 use crate::mapping::{Advice, MappingError};
+use crate::medium::{self, sync_directory};
 
 mod repair;
 
@@ -158,7 +159,7 @@ impl ConsumeQueue {
         let queue = Self::empty(consume_queues, topic, queue_id, file_size, budget);
         let found = layout::list_fixed_files(queue.directory()?, file_size, SIZE_KEY)?;
         if let Some(path) = found.empty_last {
-            std::fs::remove_file(&path)
+            medium::remove_file(&path)
                 .map_err(|source| ConsumeQueueError::File { path, source })?;
         }
         let base = found.files.first().map_or(0, |file| file.base);
@@ -388,7 +389,7 @@ impl ConsumeQueue {
             remove(file)?;
         }
         let directory = self.directory()?;
-        match std::fs::remove_dir(directory) {
+        match medium::remove_directory(directory) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 Err(failed(directory, source))
             }

@@ -308,6 +308,21 @@ pub(crate) struct Dispatcher {
     pub(crate) indexed: u64,
     /// When a misplaced entry was last reported.
     pub(crate) said_misplaced: Option<Instant>,
+    /// The record whose entries could not be stored; the next one to be tried.
+    pub(crate) held: Option<DispatchItem>,
+    /// Whether the last record tried was that one.
+    pub(crate) failing: bool,
+}
+
+/// What one step of the dispatcher came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Records were dispatched, and more may be there.
+    Dispatched,
+    /// Nothing was there.
+    Idle,
+    /// An entry cannot be stored now; try again later.
+    Failing,
 }
 
 impl Dispatcher {
@@ -317,11 +332,12 @@ impl Dispatcher {
         let _ = self.receiver.bell.thread.set(std::thread::current());
         loop {
             let closed = self.receiver.bell.closed.load(Ordering::SeqCst);
-            match self.batch() {
-                Ok(true) => {}
-                Ok(false) if closed => return true,
-                Ok(false) => self.sleep(),
-                Err(Stopped) => return false,
+            match self.step() {
+                Step::Dispatched => {}
+                Step::Idle if closed => return true,
+                Step::Idle => self.sleep(),
+                Step::Failing if closed => return false,
+                Step::Failing => std::thread::park_timeout(RETRY_PAUSE),
             }
         }
     }
@@ -337,26 +353,42 @@ impl Dispatcher {
         bell.asleep.store(false, Ordering::SeqCst);
     }
 
-    /// Dispatches what is there, at most one batch; false if nothing was.
-    fn batch(&mut self) -> Result<bool, Stopped> {
-        let mut last = None;
+    /// Dispatches what is there, at most one batch, up to the first record that fails.
+    pub(crate) fn step(&mut self) -> Step {
+        let (mut last, mut step) = (None, Step::Idle);
         for _ in 0..BATCH {
-            let Ok(item) = self.receiver.items.pop() else {
+            let Some(item) = self.held.take().or_else(|| self.receiver.pop()) else {
                 break;
             };
-            let timestamp = self
-                .dispatch(item)?
-                .unwrap_or_else(|| self.state.last().timestamp);
-            let (start, size) = (item.physical_offset, u64::from(item.size));
-            last = Some(LastRecord {
-                start,
-                end: start + size,
-                timestamp,
-            });
+            match self.try_dispatch(&item) {
+                Ok(timestamp) => {
+                    self.works_again();
+                    let timestamp = timestamp.unwrap_or_else(|| self.state.last().timestamp);
+                    let (start, size) = (item.physical_offset, u64::from(item.size));
+                    let end = start + size;
+                    last = Some(LastRecord {
+                        start,
+                        end,
+                        timestamp,
+                    });
+                    step = Step::Dispatched;
+                }
+                Err(error) => {
+                    self.held = Some(item);
+                    self.failed(&error);
+                    step = Step::Failing;
+                    break;
+                }
+            }
         }
-        let Some(last) = last else {
-            return Ok(false);
-        };
+        if let Some(last) = last {
+            self.publish(last);
+        }
+        step
+    }
+
+    /// Shows that everything up to the end of `last` is dispatched.
+    fn publish(&mut self, last: LastRecord) {
         let end = last.end;
         self.watermarks.advance_dispatched(end);
         *self
@@ -368,35 +400,21 @@ impl Dispatcher {
         // afterwards.
         fence(Ordering::SeqCst);
         self.wakes.wake(end);
-        Ok(true)
     }
 
-    /// Dispatches one record, for as long as it takes; its store time if it could be read.
-    fn dispatch(&mut self, item: DispatchItem) -> Result<Option<i64>, Stopped> {
-        let mut failing = false;
-        loop {
-            match self.try_dispatch(&item) {
-                Ok(time) => {
-                    if failing {
-                        tracing::info!("queue and index entries can be stored again");
-                        self.state.fault.store(None);
-                    }
-                    return Ok(time);
-                }
-                Err(error) => {
-                    if !failing {
-                        tracing::error!(%error, "entries cannot be stored; trying again");
-                        // What the batch stored before is shown: nobody sleeps through it.
-                        self.wakes.wake(self.watermarks.dispatched());
-                    }
-                    failing = true;
-                    self.state.fault.store(Some(Arc::new(error.to_string())));
-                    if self.receiver.bell.closed.load(Ordering::SeqCst) {
-                        return Err(Stopped);
-                    }
-                    std::thread::park_timeout(RETRY_PAUSE);
-                }
-            }
+    fn failed(&mut self, error: &DispatchError) {
+        if !self.failing {
+            tracing::error!(%error, "entries cannot be stored; trying again");
+        }
+        self.failing = true;
+        self.state.fault.store(Some(Arc::new(error.to_string())));
+    }
+
+    fn works_again(&mut self) {
+        if self.failing {
+            self.failing = false;
+            tracing::info!("queue and index entries can be stored again");
+            self.state.fault.store(None);
         }
     }
 
@@ -489,9 +507,6 @@ impl Dispatcher {
     }
 }
 
-/// The writer has gone and the entry at hand cannot be stored.
-struct Stopped;
-
 /// The tags field of a record's queue entry (docs/format.md, "Tag code"): the hash of its tags, or
 /// for a record of the schedule topic the time of delivery.
 pub(crate) fn entry_tags_code(record: &Record<'_>, delay_levels_ms: &[u64]) -> i64 {
@@ -551,6 +566,8 @@ mod tests {
             record: Vec::new(),
             indexed: 0,
             said_misplaced: None,
+            failing: false,
+            held: None,
         };
         assert!(!dispatcher.run(), "not everything is dispatched");
         let fault = state.fault.load_full().unwrap();

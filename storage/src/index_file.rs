@@ -18,8 +18,9 @@ use crate::format::index_entry::{
     INDEX_HEADER_SIZE, INDEX_ITEM_SIZE, INDEX_SLOT_SIZE, IndexHeader, IndexItem, IndexShape,
 };
 use crate::format::record::Record;
-use crate::mapped_file::{MapBudget, MappedFile, sync_directory};
+use crate::mapped_file::{MapBudget, MappedFile};
 use crate::mapping::{Advice, MappingError};
+use crate::medium::{self, sync_directory};
 
 mod name;
 mod slots;
@@ -120,7 +121,7 @@ impl Index {
                 .len();
             if found == 0 {
                 // Created but not sized yet when the machine died.
-                std::fs::remove_file(&path).map_err(|source| failed(&path, source))?;
+                medium::remove_file(&path).map_err(|source| failed(&path, source))?;
                 continue;
             }
             let expected = shape.file_size();

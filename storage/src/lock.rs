@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use nix::fcntl::{FcntlArg, fcntl};
 
 use crate::error::{FileError, OpenError};
+use crate::medium;
 
 /// Device and inode of the lock files this process holds.
 static HELD: Mutex<Option<HashSet<(u64, u64)>>> = Mutex::new(None);
@@ -46,7 +47,7 @@ impl StoreLock {
         record_lock(&file, root, &path)?;
         file.write_all(b"lock")
             .map_err(FileError::at("write", &path))?;
-        file.sync_all().map_err(FileError::at("sync", &path))?;
+        medium::sync_file(&file).map_err(FileError::at("sync", &path))?;
         held.insert(identity);
         Ok(StoreLock {
             _file: file,
@@ -76,12 +77,14 @@ fn locked(root: &Path, holder: Option<i32>) -> OpenError {
 }
 
 fn open_lock_file(path: &PathBuf) -> Result<File, OpenError> {
-    let opened = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(path);
+    let opened = medium::name(path, || {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+    });
     opened.map_err(|source| match source.kind() {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
             let root = path.parent().unwrap_or(path).to_path_buf();

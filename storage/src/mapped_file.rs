@@ -11,7 +11,7 @@
 //! an unmapping too and never hit.
 
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -23,6 +23,7 @@ use arc_swap::ArcSwapOption;
 use nix::fcntl::AtFlags;
 
 use crate::mapping::{Advice, Mapping, MappingError};
+use crate::medium;
 
 /// Of so many writes that find no mapping while the cap is reached, one maps the file: a file that
 /// is written often gets its mapping back, one that is not leaves the others theirs.
@@ -205,7 +206,7 @@ impl MappedFile {
     pub fn remove(&self) -> io::Result<()> {
         self.removed.store(true, Ordering::Release);
         self.unmap();
-        match std::fs::remove_file(&self.path) {
+        match medium::remove_file(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
@@ -315,20 +316,9 @@ impl Drop for MappedFile {
     }
 }
 
-/// Makes a directory durable: the names in it survive a crash of the machine.
-pub fn sync_directory(path: &Path) -> io::Result<()> {
-    // The parent of a relative name is the empty path.
-    let path = if path.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        path
-    };
-    File::open(path)?.sync_all()
-}
-
 fn create_sparse(path: &Path, size: u64) -> io::Result<()> {
     let parent = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    std::fs::create_dir_all(parent)?;
+    medium::make_directories(parent)?;
     let unnamed = OpenOptions::new()
         .read(true)
         .write(true)
@@ -338,21 +328,31 @@ fn create_sparse(path: &Path, size: u64) -> io::Result<()> {
         file.set_len(size)?;
         let from = format!("/proc/self/fd/{}", file.as_raw_fd());
         let here = nix::fcntl::AT_FDCWD;
-        let linked =
-            nix::unistd::linkat(here, from.as_str(), here, path, AtFlags::AT_SYMLINK_FOLLOW);
+        let follow = AtFlags::AT_SYMLINK_FOLLOW;
+        let linked = medium::name(path, || {
+            Ok(nix::unistd::linkat(
+                here,
+                from.as_str(),
+                here,
+                path,
+                follow,
+            )?)
+        });
         match linked {
             Ok(()) => return Ok(()),
-            Err(nix::errno::Errno::EEXIST) => return Err(io::ErrorKind::AlreadyExists.into()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(error),
             Err(_) => {}
         }
     }
     // A file system without unnamed files: the size follows the name at once, and a file that
     // a crash left empty in between is recognised when the store opens.
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(path)?;
+    let file = medium::name(path, || {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path)
+    })?;
     file.set_len(size)
 }
 
@@ -525,6 +525,6 @@ mod tests {
 
     #[test]
     fn a_relative_name_has_a_directory_too() {
-        sync_directory(Path::new("")).unwrap();
+        medium::sync_directory(Path::new("")).unwrap();
     }
 }

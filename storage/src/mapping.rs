@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use thiserror::Error;
 
+use crate::medium;
+
 mod faults;
 
 /// How a mapping is going to be read.
@@ -217,17 +219,19 @@ impl Mapping {
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         let at = self.place(position, len)?;
         let from = at - at % faults::page_size();
-        // SAFETY: the range lies in the mapping and starts at a page.
-        let result = unsafe {
-            libc::msync(
-                self.base.as_ptr().add(from).cast(),
-                at + len - from,
-                libc::MS_SYNC,
-            )
+        let bytes = at + len - from;
+        let sync = || {
+            // SAFETY: the range lies in the mapping and starts at a page.
+            let result =
+                unsafe { libc::msync(self.base.as_ptr().add(from).cast(), bytes, libc::MS_SYNC) };
+            if result == 0 {
+                Ok(())
+            } else {
+                Err(io::Error::last_os_error())
+            }
         };
-        if result != 0 {
-            return Err(failed("sync", &self.path, io::Error::last_os_error()));
-        }
+        medium::sync_mapped(&self.path, from as u64, bytes as u64, sync)
+            .map_err(|source| failed("sync", &self.path, source))?;
         self.check_poison()
     }
 
@@ -274,14 +278,21 @@ impl Mapping {
         for page in at / page_size..=(at + len - 1) / page_size {
             let (word, bit) = (&self.present[page / 64], 1u64 << (page % 64));
             if word.load(Ordering::Relaxed) & bit == 0 {
-                self.populate(page * page_size)?;
+                let at = page * page_size;
+                medium::populate(&self.path, || self.populate(at)).map_err(|source| {
+                    MappingError::NoPage {
+                        path: self.path.clone(),
+                        position: at as u64,
+                        source,
+                    }
+                })?;
                 word.fetch_or(bit, Ordering::Relaxed);
             }
         }
         Ok(())
     }
 
-    fn populate(&self, at: usize) -> Result<(), MappingError> {
+    fn populate(&self, at: usize) -> io::Result<()> {
         let len = faults::page_size().min(self.len - at);
         if !POPULATE_UNKNOWN.load(Ordering::Relaxed) {
             // SAFETY: the page lies in the mapping; populating changes no byte.
@@ -303,19 +314,11 @@ impl Mapping {
     }
 
     /// Writes a page's own bytes to the file: gives it its space, or says why there is none.
-    fn rewrite_page(&self, at: usize, len: usize) -> Result<(), MappingError> {
-        let position = at as u64;
-        let rewrite = || {
-            let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
-            let mut bytes = vec![0; len];
-            file.read_exact_at(&mut bytes, position)?;
-            file.write_all_at(&bytes, position)
-        };
-        rewrite().map_err(|source| MappingError::NoPage {
-            path: self.path.clone(),
-            position,
-            source,
-        })
+    fn rewrite_page(&self, at: usize, len: usize) -> io::Result<()> {
+        let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
+        let mut bytes = vec![0; len];
+        file.read_exact_at(&mut bytes, at as u64)?;
+        file.write_all_at(&bytes, at as u64)
     }
 }
 

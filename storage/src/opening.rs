@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::checkpoint::CheckpointFile;
@@ -22,7 +22,8 @@ use crate::format::record::{Record, RecordError};
 use crate::index_file::Index;
 use crate::layout::{Layout, list_fixed_files};
 use crate::log_window::{LOOK_BYTES, LogWindow, SCAN_BYTES, WindowLimits};
-use crate::mapped_file::{MapBudget, sync_directory};
+use crate::mapped_file::MapBudget;
+use crate::medium::{self, sync_directory};
 use crate::queue_table::QueueTable;
 use crate::rebuild::{KnownQueue, KnownQueues, Rebuild};
 use crate::recovery::{ScanEnd, ScanRange, scan};
@@ -63,7 +64,7 @@ pub(crate) fn make_directories(layout: &Layout) -> Result<(), OpenError> {
 
 /// Creates one directory and sees that this user can write to it.
 pub(crate) fn make_directory(path: &Path) -> Result<(), OpenError> {
-    let made = std::fs::create_dir_all(path).and_then(|()| {
+    let made = medium::make_directories(path).and_then(|()| {
         use nix::unistd::{AccessFlags, access};
         Ok(access(path, AccessFlags::W_OK | AccessFlags::X_OK)?)
     });
@@ -452,7 +453,7 @@ impl Opening<'_> {
         for base in &self.bases {
             if base + self.config.commit_log_file_size > from {
                 let path = self.window.path_of(*base);
-                let synced = File::open(&path).and_then(|file| file.sync_all());
+                let synced = File::open(&path).and_then(|file| medium::sync_file(&file));
                 synced.map_err(FileError::at("sync", &path))?;
             }
         }
@@ -530,9 +531,9 @@ fn report_damage(found: &ScanEnd) {
     }
 }
 
-fn remove(path: &PathBuf) -> Result<(), OpenError> {
+fn remove(path: &Path) -> Result<(), OpenError> {
     tracing::warn!(path = %path.display(), "removing a file beyond the log's end");
-    Ok(std::fs::remove_file(path).map_err(FileError::at("remove", path))?)
+    Ok(medium::remove_file(path).map_err(FileError::at("remove", path))?)
 }
 
 /// Zeroes whatever is not zero from `end` to the end of its file, durably.
@@ -566,7 +567,7 @@ fn wipe_from(window: &mut LogWindow, end: u64, file_size: u64) -> Result<(), Ope
         at += size as u64;
     }
     if let Some(file) = file {
-        file.sync_all().map_err(FileError::at("sync", &path))?;
+        medium::sync_file(&file).map_err(FileError::at("sync", &path))?;
     }
     Ok(())
 }
@@ -575,8 +576,7 @@ fn wipe_from(window: &mut LogWindow, end: u64, file_size: u64) -> Result<(), Ope
 /// pages are slow.
 fn uncache(path: &Path) {
     // Where it fails, the first write over each page pays for it.
-    let _ = File::open(path)
-        .map(|file| rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed));
+    let _ = medium::forget_cached(path);
 }
 
 /// From the first to the last byte that is not zero.

@@ -16,7 +16,7 @@ use crate::append_queue::Doorbell;
 use crate::commit_log::{LatchOnPanic, LogStatus};
 use crate::disk::ZERO_BYTES;
 use crate::disk::aligned::AlignedMemory;
-use crate::mapped_file::sync_directory;
+use crate::medium::{self, sync_directory};
 use crate::segments::{Segment, Segments, is_no_space};
 use crate::watermarks::Watermarks;
 use crate::writer::{LogFile, LogFiles, NextFile, ZERO_AHEAD};
@@ -64,6 +64,18 @@ pub(crate) struct Preparer {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Where expired log files are handed over to be removed.
+#[derive(Clone)]
+pub(crate) struct Removals(Arc<Shared>);
+
+impl Removals {
+    /// Has an expired file removed, in the background.
+    pub fn remove(&self, path: PathBuf) {
+        self.0.lock().removals.push_back(path);
+        self.0.changed.notify_one();
+    }
+}
+
 /// The writer's way to its next file.
 pub(crate) struct PreparedFiles {
     shared: Arc<Shared>,
@@ -92,52 +104,16 @@ pub(crate) struct FirstFile {
 }
 
 impl Preparer {
-    /// Starts the thread; `next` is the file the writer will ask for first, `bell` wakes it.
-    pub fn start(
-        segments: Segments,
-        next: FirstFile,
-        marks: Arc<Watermarks>,
-        status: Arc<LogStatus>,
-        bell: Arc<Doorbell>,
-    ) -> io::Result<(Preparer, PreparedFiles)> {
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State::default()),
-            changed: Condvar::new(),
-            status,
-        });
-        let zeros = AlignedMemory::new(ZERO_BYTES)?;
-        let work = Work {
-            segments,
-            shared: Arc::clone(&shared),
-            marks,
-            bell,
-            zeros,
-            next_base: next.base,
-            goes_on_at: next.goes_on_at,
-            spare: None,
-            retry_at: None,
-            pace: Pace::new(),
-        };
+    /// Starts the thread.
+    pub fn start(work: Work) -> io::Result<Preparer> {
+        let shared = Arc::clone(&work.shared);
         let thread = std::thread::Builder::new()
             .name("preparer".into())
             .spawn(move || work.run())?;
-        let files = PreparedFiles {
-            shared: Arc::clone(&shared),
-            asked: None,
-        };
-        Ok((
-            Preparer {
-                shared,
-                thread: Some(thread),
-            },
-            files,
-        ))
-    }
-
-    /// Has an expired file removed, in the background.
-    pub fn remove(&self, path: PathBuf) {
-        self.shared.lock().removals.push_back(path);
-        self.shared.changed.notify_one();
+        Ok(Preparer {
+            shared,
+            thread: Some(thread),
+        })
     }
 
     /// Ends the thread; removals asked for before are done.
@@ -198,7 +174,7 @@ impl LogFiles for PreparedFiles {
 }
 
 /// The thread's own things.
-struct Work {
+pub(crate) struct Work {
     segments: Segments,
     shared: Arc<Shared>,
     marks: Arc<Watermarks>,
@@ -213,35 +189,86 @@ struct Work {
     pace: Pace,
 }
 
+/// What the next turn of the preparer is about.
+enum Task {
+    Remove(PathBuf),
+    /// The file asked for, and whether the log waits for it.
+    Prepare(Option<u64>, bool),
+    End,
+}
+
 impl Work {
+    /// The preparer of a log and the writer's way to its files; `next` is the file the writer will
+    /// ask for first, `bell` wakes it.
+    pub fn new(
+        segments: Segments,
+        next: FirstFile,
+        marks: Arc<Watermarks>,
+        status: Arc<LogStatus>,
+        bell: Arc<Doorbell>,
+    ) -> io::Result<(Work, PreparedFiles)> {
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State::default()),
+            changed: Condvar::new(),
+            status,
+        });
+        let work = Work {
+            segments,
+            shared: Arc::clone(&shared),
+            marks,
+            bell,
+            zeros: AlignedMemory::new(ZERO_BYTES)?,
+            next_base: next.base,
+            goes_on_at: next.goes_on_at,
+            spare: None,
+            retry_at: None,
+            pace: Pace::new(),
+        };
+        let asked = None;
+        Ok((work, PreparedFiles { shared, asked }))
+    }
+
+    /// Where expired files are handed over.
+    pub fn removals(&self) -> Removals {
+        Removals(Arc::clone(&self.shared))
+    }
+
     fn run(mut self) {
         let _guard = LatchOnPanic::new(Arc::clone(&self.shared.status), "preparer");
         be_polite(NICE);
         loop {
-            let (wanted, urgent, removal) = {
-                let mut state = self.shared.lock();
-                // The log never waits for removals, unless they must make room for it.
-                let needed = state.wanted.is_some_and(|base| base >= self.next_base);
-                let busy = needed && self.retry_at.is_none() && !state.stopping;
-                let removal = if busy {
-                    None
-                } else {
-                    state.removals.pop_front()
-                };
-                if state.stopping && removal.is_none() {
-                    return;
+            match self.next_task() {
+                Task::End => return,
+                Task::Remove(path) => remove(&path),
+                Task::Prepare(wanted, urgent) => {
+                    let pause = self.try_step(wanted, urgent);
+                    self.pause(pause, wanted, urgent);
                 }
-                (state.wanted, state.urgent, removal)
-            };
-            if let Some(path) = removal {
-                remove(&path);
-                continue;
             }
-            let pause = match self.step(wanted, urgent) {
-                Ok(pause) => pause,
-                Err(error) => self.failed(&error),
-            };
-            self.pause(pause, wanted, urgent);
+        }
+    }
+
+    fn next_task(&self) -> Task {
+        let mut state = self.shared.lock();
+        // The log never waits for removals, unless they must make room for it.
+        let needed = state.wanted.is_some_and(|base| base >= self.next_base);
+        let busy = needed && self.retry_at.is_none() && !state.stopping;
+        let removal = if busy {
+            None
+        } else {
+            state.removals.pop_front()
+        };
+        match removal {
+            Some(path) => Task::Remove(path),
+            None if state.stopping => Task::End,
+            None => Task::Prepare(state.wanted, state.urgent),
+        }
+    }
+
+    fn try_step(&mut self, wanted: Option<u64>, urgent: bool) -> Option<Duration> {
+        match self.step(wanted, urgent) {
+            Ok(pause) => pause,
+            Err(error) => self.failed(&error),
         }
     }
 
@@ -284,7 +311,7 @@ impl Work {
         let from = segment.zeroed_to;
         self.segments.zero_piece(segment, &mut self.zeros)?;
         if segment.zeroed_to == self.segments.file_size {
-            segment.file.sync_all()?;
+            medium::sync_file(&segment.file)?;
         }
         let zeroed = segment.zeroed_to - from;
         let position = self.marks.appended() % self.segments.file_size;
@@ -414,7 +441,7 @@ fn be_polite(nice: i32) {
 
 fn remove(path: &std::path::Path) {
     let removed =
-        std::fs::remove_file(path).and_then(|()| path.parent().map_or(Ok(()), sync_directory));
+        medium::remove_file(path).and_then(|()| path.parent().map_or(Ok(()), sync_directory));
     match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             tracing::warn!(
@@ -446,7 +473,8 @@ mod tests {
             base: SIZE,
             goes_on_at: None,
         };
-        Preparer::start(segments, next, marks, Arc::default(), bell).expect("start")
+        let (work, files) = Work::new(segments, next, marks, Arc::default(), bell).expect("work");
+        (Preparer::start(work).expect("start"), files)
     }
 
     fn take(files: &mut PreparedFiles, base: u64, urgent: bool) -> LogFile<File> {
@@ -505,8 +533,9 @@ mod tests {
             goes_on_at: Some(7),
         };
         let bell = Arc::new(Doorbell::new().expect("eventfd"));
-        let (_preparer, mut files) =
-            Preparer::start(segments, next, marks, Arc::default(), bell).expect("start");
+        let (work, mut files) =
+            Work::new(segments, next, marks, Arc::default(), bell).expect("work");
+        let _preparer = Preparer::start(work).expect("start");
         let file = take(&mut files, SIZE, true);
         assert!(file.base == SIZE && file.zeroed_to >= 7);
         let bytes = std::fs::read(&path).expect("read");
@@ -520,7 +549,7 @@ mod tests {
         let (mut preparer, _files) = start(dir.path());
         let path = dir.path().join("00000000000000000000");
         std::fs::write(&path, b"old").expect("write");
-        preparer.remove(path.clone());
+        Removals(Arc::clone(&preparer.shared)).remove(path.clone());
         preparer.stop();
         assert!(!path.exists());
     }

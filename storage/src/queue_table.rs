@@ -15,6 +15,7 @@ use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
 use crate::layout;
 use crate::mapped_file::MapBudget;
 use crate::mapping::MappingError;
+use crate::medium;
 
 /// Changed queues that are synced one by one.
 const SYNC_EACH_MAX: usize = 32;
@@ -272,9 +273,7 @@ impl QueueTable {
             .iter()
             .map(|queue| queue.files.take_unsynced())
             .collect();
-        let synced = std::fs::File::open(&self.directory)
-            .and_then(|directory| Ok(rustix::fs::syncfs(directory)?));
-        synced.map_err(|source| {
+        medium::sync_filesystem(&self.directory).map_err(|source| {
             for (queue, unsynced) in dirty.iter().zip(taken) {
                 queue.files.put_back(unsynced);
             }
@@ -365,7 +364,7 @@ impl QueueTable {
             queue.files.destroy()?;
         }
         // Apache leaves the empty directory; it means nothing to it.
-        let _ = std::fs::remove_dir(self.directory.join(topic));
+        let _ = medium::remove_directory(&self.directory.join(topic));
         Ok(true)
     }
 

@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::format::index_entry::{INDEX_HEADER_SIZE, IndexHeader};
 use crate::index_file::IndexMark;
-use crate::mapped_file::sync_directory;
+use crate::medium;
 
 const MAGIC: &[u8; 8] = b"SaturnRP";
 const VERSION: u32 = 2;
@@ -100,11 +100,11 @@ impl ResumePoint {
         let temporary = path.with_extension("resume.tmp");
         let parent = path.parent().unwrap_or(Path::new("."));
         let write = || {
-            let mut file = File::create(&temporary)?;
+            let mut file = medium::name(&temporary, || File::create(&temporary))?;
             file.write_all(&self.encode())?;
-            file.sync_all()?;
-            fs::rename(&temporary, path)?;
-            sync_directory(parent)
+            medium::sync_file(&file)?;
+            medium::rename(&temporary, path)?;
+            medium::sync_directory(parent)
         };
         write().map_err(|source| ResumeError::File {
             path: path.into(),

@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, SeekFrom};
 use crate::disk::ZERO_BYTES;
 use crate::disk::aligned::AlignedMemory;
 use crate::layout::file_name;
-use crate::mapped_file::sync_directory;
+use crate::medium::{self, sync_directory};
 
 /// `FALLOC_FL_WRITE_ZEROES`: zeroes without transferring the zeros, where the device can (Linux
 /// 6.17).
@@ -52,7 +52,7 @@ pub(crate) struct Segment {
 /// The directory beside the log's for files that cannot be unnamed; made if missing.
 pub(crate) fn sibling_dir(dir: &Path) -> io::Result<PathBuf> {
     let path = sibling_path(dir);
-    std::fs::create_dir_all(&path)?;
+    medium::make_directories(&path)?;
     Ok(path)
 }
 
@@ -89,7 +89,7 @@ impl Segments {
     fn open_beside(&self, base: u64) -> io::Result<(File, Option<PathBuf>)> {
         let path = sibling_dir(&self.dir)?.join(file_name(base));
         let flags = self.flags() | OFlags::CREATE | OFlags::TRUNC;
-        let file = rustix::fs::open(&path, flags, MODE)?;
+        let file = medium::name(&path, || Ok(rustix::fs::open(&path, flags, MODE)?))?;
         Ok((File::from(file), Some(path)))
     }
 
@@ -137,21 +137,24 @@ impl Segments {
     /// Makes a file durable and gives it its name, durably. Replaces a file of that name: only a
     /// successor that was named before a crash and never got a record can stand there.
     pub fn publish(&self, segment: &Segment) -> io::Result<()> {
-        segment.file.sync_all()?;
+        medium::sync_file(&segment.file)?;
         if segment.named {
             return Ok(());
         }
         let path = self.path(segment.base);
-        match std::fs::remove_file(&path) {
+        match medium::remove_file(&path) {
             Ok(()) => tracing::info!("replacing the unused log file {}", path.display()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
         if let Some(placed_at) = &segment.placed_at {
-            std::fs::rename(placed_at, &path)?;
+            medium::rename(placed_at, &path)?;
         } else {
             let descriptor = format!("/proc/self/fd/{}", segment.file.as_raw_fd());
-            rustix::fs::linkat(CWD, descriptor, CWD, &path, AtFlags::SYMLINK_FOLLOW)?;
+            let follow = AtFlags::SYMLINK_FOLLOW;
+            medium::name(&path, || {
+                Ok(rustix::fs::linkat(CWD, descriptor, CWD, &path, follow)?)
+            })?;
         }
         sync_directory(&self.dir)
     }
@@ -200,10 +203,12 @@ impl Segments {
 
 /// Gives a file its size and its blocks; only the size on filesystems that cannot allocate ahead.
 fn allocate(file: &File, size: u64) -> io::Result<()> {
-    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => file.set_len(size),
-        other => Ok(other?),
-    }
+    medium::allocate(
+        || match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => file.set_len(size),
+            other => Ok(other?),
+        },
+    )
 }
 
 /// Whether an error means that there is no room on the disk.

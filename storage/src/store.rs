@@ -18,13 +18,14 @@ use crate::config::StoreConfig;
 use crate::consume_queue::ConsumeQueueError;
 use crate::dispatch::{DispatchState, WakeQueue, Waker};
 use crate::error::{CloseError, FileError, OpenError, RetentionError};
-use crate::flusher::FlusherThread;
+use crate::flusher::{Flusher, FlusherThread};
 use crate::index_file::Index;
 use crate::layout::Layout;
 use crate::lock::StoreLock;
-use crate::mapped_file::sync_directory;
+use crate::medium::{self, sync_directory};
 use crate::metrics::WriteMetrics;
-use crate::opening::{make_directories, make_directory, recover};
+use crate::opening::{Recovered, make_directories, make_directory, recover};
+use crate::preparer::Removals;
 use crate::queue_table::{Queue, QueueTable};
 use crate::reader::{ReadShared, StoreReader};
 use crate::retention::{DiskUse, LogFileAge, RoundInput, plan};
@@ -32,7 +33,7 @@ use crate::tail::{TailError, TailReaders};
 use crate::watermarks::Watermarks;
 use crate::writer::thread::RunningWriter;
 
-mod start;
+pub(crate) mod start;
 
 /// How long closing waits for what was appended to be written.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -106,7 +107,7 @@ pub struct RetentionReport {
 }
 
 /// The threads of an open store.
-struct Running {
+pub(crate) struct Running {
     writer: RunningWriter,
     dispatcher: Option<JoinHandle<bool>>,
     flusher: FlusherThread,
@@ -129,6 +130,8 @@ pub struct Store {
     closed: AtomicBool,
     writing: String,
     metrics: Arc<WriteMetrics>,
+    removals: Removals,
+    /// `None` once the store is closed.
     running: Mutex<Option<Running>>,
 }
 
@@ -140,6 +143,14 @@ impl Store {
         ports: usize,
         waker: Arc<dyn Waker>,
     ) -> Result<Opened, OpenError> {
+        let (layout, lock, recovered) = Self::recover(&config)?;
+        start::start(config, layout, recovered, lock, ports, waker)
+    }
+
+    /// Everything that opening does before the first thread runs.
+    pub(crate) fn recover(
+        config: &StoreConfig,
+    ) -> Result<(Layout, StoreLock, Recovered), OpenError> {
         config.check().map_err(OpenError::Config)?;
         let mut layout = Layout::new(&config.root);
         if let Some(path) = &config.commit_log_dir {
@@ -149,8 +160,8 @@ impl Store {
         let lock = StoreLock::take(layout.root())?;
         make_directories(&layout)?;
         let started = Instant::now();
-        let recovered = recover(&config, &layout)?;
-        let report = recovered.report.clone();
+        let recovered = recover(config, &layout)?;
+        let report = &recovered.report;
         tracing::info!(
             log_start = report.log_start,
             log_end = report.log_end,
@@ -161,9 +172,9 @@ impl Store {
             started.elapsed()
         );
         let abort = layout.abort();
-        File::create(&abort).map_err(FileError::at("create", &abort))?;
+        medium::name(&abort, || File::create(&abort)).map_err(FileError::at("create", &abort))?;
         sync_directory(layout.root()).map_err(FileError::at("sync", layout.root()))?;
-        start::start(config, layout, recovered, lock, ports, waker)
+        Ok((layout, lock, recovered))
     }
 
     /// The queue, if it exists.
@@ -323,16 +334,13 @@ impl Store {
     /// Readers see the new start of the log before any file goes.
     fn delete_log_files(&self, files: &[LogFileAge], log_min: u64) {
         self.shared.min_log_offset.store(log_min, Ordering::SeqCst);
-        let running = self.running();
         for file in files {
             let path = self
                 .layout
                 .commit_log()
                 .join(crate::layout::file_name(file.base));
             tracing::info!(path = %path.display(), "deleting an expired log file");
-            if let Some(running) = running.as_ref() {
-                running.writer.remove_file(path);
-            }
+            self.removals.remove(path);
         }
     }
 
@@ -367,13 +375,19 @@ impl Store {
         written?;
         let all = dispatched?;
         let mut flusher = flusher.ok_or(CloseError::Thread("flusher"))?;
+        self.finish(&mut flusher, all)
+    }
+
+    /// The end of an orderly stop, after everything was appended; `all` says that everything was
+    /// dispatched too.
+    pub(crate) fn finish(&self, flusher: &mut Flusher, all: bool) -> Result<(), CloseError> {
         flusher.make(self.dispatch.last())?;
         if !all {
             let bytes = self.watermarks.appended() - self.watermarks.dispatched();
             return Err(CloseError::Lagging { bytes });
         }
         let abort = self.layout.abort();
-        std::fs::remove_file(&abort).map_err(FileError::at("remove", &abort))?;
+        medium::remove_file(&abort).map_err(FileError::at("remove", &abort))?;
         let root = self.layout.root();
         sync_directory(root).map_err(FileError::at("sync", root))?;
         Ok(())

@@ -18,15 +18,16 @@ use crate::layout::Layout;
 use crate::lock::StoreLock;
 use crate::metrics::WriteMetrics;
 use crate::opening::Recovered;
+use crate::preparer::Removals;
 use crate::queue_table::QueueTable;
 use crate::reader::ReadShared;
-use crate::tail::TailReader;
+use crate::tail::{TailReader, TailReaders};
 use crate::watermarks::Watermarks;
 use crate::writer::offsets::TableOffsets;
 use crate::writer::thread::{Connections, LogStart, launch};
 
 /// What the threads share.
-struct Parts {
+pub(crate) struct Parts {
     config: StoreConfig,
     layout: Layout,
     table: Arc<QueueTable>,
@@ -34,6 +35,18 @@ struct Parts {
     watermarks: Arc<Watermarks>,
     dispatch: Arc<DispatchState>,
     metrics: Arc<WriteMetrics>,
+    log_min: u64,
+    /// Where the log goes on.
+    log_start: LogStart,
+}
+
+/// What a store knows of its writer.
+pub(crate) struct LogEnd {
+    pub(crate) tail: TailReaders,
+    pub(crate) status: Arc<LogStatus>,
+    pub(crate) removals: Removals,
+    /// How the log is written.
+    pub(crate) writing: String,
 }
 
 /// Starts the threads of a recovered store, the flusher last: it speaks for all that is behind it.
@@ -45,76 +58,117 @@ pub(super) fn start(
     ports: usize,
     waker: Arc<dyn Waker>,
 ) -> Result<Opened, OpenError> {
-    let (last, log_end, log_min) = (recovered.last, recovered.log_end, recovered.log_min);
-    let (report, changed, checkpoint) = (recovered.report, recovered.changed, recovered.checkpoint);
-    let parts = Parts {
-        watermarks: Arc::new(Watermarks::new(config.flush, log_end)),
-        dispatch: Arc::new(DispatchState::new(last)),
-        table: recovered.table,
-        index: recovered.index,
-        metrics: Arc::default(),
-        config,
-        layout,
-    };
-    let mut flusher = Flusher {
-        table: Arc::clone(&parts.table),
-        index: Arc::clone(&parts.index),
-        watermarks: Arc::clone(&parts.watermarks),
-        dispatch: Arc::clone(&parts.dispatch),
-        resume_path: parts.layout.resume(),
-        checkpoint,
-        floors: recovered.floors,
-        resume_bytes: parts.config.resume_bytes,
-        resume_interval: parts.config.resume_interval,
-        made: last,
-        made_at: Instant::now(),
-        candidate: None,
-        lost: None,
-    };
-    if changed {
-        flusher.make(last)?;
-    }
-    let (sender, receiver) = dispatch::channel(parts.config.dispatch_queue_items);
-    let for_writer = Arc::clone(&waker);
-    let connections = Connections {
-        marks: Arc::clone(&parts.watermarks),
-        queues: TableOffsets::new(Arc::clone(&parts.table)),
-        dispatcher: sender,
-        metrics: Arc::clone(&parts.metrics),
-        wake: Box::new(move |port| for_writer.wake(port)),
-    };
-    let log_start = LogStart {
-        end: log_end,
-        last_store_timestamp: last.timestamp,
-    };
-    let (writer, append_ports) = launch(&parts.config, ports, log_start, connections)?;
+    let report = recovered.report.clone();
+    let (parts, flusher) = Parts::new(config, layout, recovered)?;
+    let (connections, receiver) = parts.connections(Arc::clone(&waker));
+    let (writer, append_ports) = launch(&parts.config, ports, parts.log_start, connections)?;
     let (core_wakes, wakes) = wake_queues(ports, parts.config.wake_queue_items, waker);
-    let (tail, status) = (writer.tail.reader()?, Arc::clone(&writer.status));
-    let dispatcher = parts.start_dispatcher(receiver, core_wakes, tail, status)?;
+    let dispatcher = parts.dispatcher(receiver, core_wakes, writer.tail.reader()?);
+    let log_end = LogEnd {
+        tail: writer.tail.clone(),
+        status: Arc::clone(&writer.status),
+        removals: writer.removals.clone(),
+        writing: writer.plan.summary(),
+    };
     let running = Running {
-        dispatcher: Some(dispatcher),
+        dispatcher: Some(start_dispatcher(dispatcher, Arc::clone(&writer.status))?),
         flusher: FlusherThread::start(flusher)?,
         writer,
         _lock: lock,
     };
-    let store = Arc::new(parts.into_store(log_min, running));
     Ok(Opened {
-        store,
+        store: Arc::new(parts.into_store(log_end, Some(running))),
         ports: append_ports,
         wakes,
         report,
     })
 }
 
+fn start_dispatcher(
+    dispatcher: Dispatcher,
+    status: Arc<LogStatus>,
+) -> Result<JoinHandle<bool>, OpenError> {
+    let guard = LatchOnPanic::new(status, "dispatcher");
+    std::thread::Builder::new()
+        .name("dispatcher".into())
+        .spawn(move || {
+            let _guard = guard;
+            dispatcher.run()
+        })
+        .map_err(|source| OpenError::Thread {
+            name: "dispatcher",
+            source,
+        })
+}
+
 impl Parts {
-    fn start_dispatcher(
+    /// The parts of a recovered store, and the flusher, which has made the first resume point if
+    /// recovery changed anything.
+    pub(crate) fn new(
+        config: StoreConfig,
+        layout: Layout,
+        recovered: Recovered,
+    ) -> Result<(Parts, Flusher), OpenError> {
+        let (last, log_end) = (recovered.last, recovered.log_end);
+        let parts = Parts {
+            watermarks: Arc::new(Watermarks::new(config.flush, log_end)),
+            dispatch: Arc::new(DispatchState::new(last)),
+            table: recovered.table,
+            index: recovered.index,
+            metrics: Arc::default(),
+            config,
+            layout,
+            log_min: recovered.log_min,
+            log_start: LogStart {
+                end: log_end,
+                last_store_timestamp: last.timestamp,
+            },
+        };
+        let mut flusher = Flusher {
+            table: Arc::clone(&parts.table),
+            index: Arc::clone(&parts.index),
+            watermarks: Arc::clone(&parts.watermarks),
+            dispatch: Arc::clone(&parts.dispatch),
+            resume_path: parts.layout.resume(),
+            checkpoint: recovered.checkpoint,
+            floors: recovered.floors,
+            resume_bytes: parts.config.resume_bytes,
+            resume_interval: parts.config.resume_interval,
+            made: last,
+            made_at: Instant::now(),
+            candidate: None,
+            lost: None,
+        };
+        if recovered.changed {
+            flusher.make(last)?;
+        }
+        Ok((parts, flusher))
+    }
+
+    /// What the writer is connected with, and the other end of its queue to the dispatcher.
+    pub(crate) fn connections(
+        &self,
+        waker: Arc<dyn Waker>,
+    ) -> (Connections<TableOffsets>, DispatchReceiver) {
+        let (sender, receiver) = dispatch::channel(self.config.dispatch_queue_items);
+        let connections = Connections {
+            marks: Arc::clone(&self.watermarks),
+            queues: TableOffsets::new(Arc::clone(&self.table)),
+            dispatcher: sender,
+            metrics: Arc::clone(&self.metrics),
+            wake: Box::new(move |port| waker.wake(port)),
+        };
+        (connections, receiver)
+    }
+
+    /// The dispatcher, before its thread runs.
+    pub(crate) fn dispatcher(
         &self,
         receiver: DispatchReceiver,
         wakes: CoreWakes,
         tail: TailReader,
-        status: Arc<LogStatus>,
-    ) -> Result<JoinHandle<bool>, OpenError> {
-        let dispatcher = Dispatcher {
+    ) -> Dispatcher {
+        Dispatcher {
             receiver,
             table: Arc::clone(&self.table),
             index: self.config.message_index.then(|| Arc::clone(&self.index)),
@@ -126,27 +180,19 @@ impl Parts {
             record: Vec::new(),
             indexed: 0,
             said_misplaced: None,
-        };
-        let guard = LatchOnPanic::new(status, "dispatcher");
-        std::thread::Builder::new()
-            .name("dispatcher".into())
-            .spawn(move || {
-                let _guard = guard;
-                dispatcher.run()
-            })
-            .map_err(|source| OpenError::Thread {
-                name: "dispatcher",
-                source,
-            })
+            held: None,
+            failing: false,
+        }
     }
 
-    fn into_store(self, log_min: u64, running: Running) -> Store {
+    /// The store; without running threads, whoever holds it takes their steps.
+    pub(crate) fn into_store(self, log_end: LogEnd, running: Option<Running>) -> Store {
         let shared = Arc::new(ReadShared {
             directory: self.layout.commit_log().to_path_buf(),
             file_size: self.config.commit_log_file_size,
             queue_file_size: self.config.queue_file_size(),
             watermarks: Arc::clone(&self.watermarks),
-            min_log_offset: AtomicU64::new(log_min),
+            min_log_offset: AtomicU64::new(self.log_min),
             index: Arc::clone(&self.index),
             loaded_end: self.watermarks.acknowledged(),
             damaged_reads: AtomicU64::new(0),
@@ -156,16 +202,17 @@ impl Parts {
             layout: self.layout,
             table: self.table,
             index: self.index,
-            tail: running.writer.tail.clone(),
+            tail: log_end.tail,
             watermarks: self.watermarks,
             shared,
-            status: Arc::clone(&running.writer.status),
+            status: log_end.status,
             dispatch: self.dispatch,
             disk_full: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            writing: running.writer.plan.summary(),
+            writing: log_end.writing,
             metrics: self.metrics,
-            running: Mutex::new(Some(running)),
+            removals: log_end.removals,
+            running: Mutex::new(running),
         }
     }
 }

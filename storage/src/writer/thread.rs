@@ -19,7 +19,7 @@ use crate::disk::uring::UringDisk;
 use crate::dispatch::DispatchSender;
 use crate::error::{CloseError, FileError, OpenError};
 use crate::metrics::WriteMetrics;
-use crate::preparer::{FirstFile, PreparedFiles, Preparer, first_file};
+use crate::preparer::{FirstFile, PreparedFiles, Preparer, Removals, Work, first_file};
 use crate::segments::{Segment, Segments, is_no_space};
 use crate::tail::{Tail, TailReaders, TailWriter, tail};
 use crate::watermarks::Watermarks;
@@ -47,8 +47,11 @@ pub(crate) struct Connections<Q> {
     /// What the writer measures.
     pub metrics: Arc<WriteMetrics>,
     /// Called with the number of a port that got results.
-    pub wake: Box<dyn FnMut(usize) + Send>,
+    pub wake: Wake,
 }
+
+/// Called with the number of a port that got results.
+type Wake = Box<dyn FnMut(usize) + Send>;
 
 /// A running writer.
 pub(crate) struct RunningWriter {
@@ -57,6 +60,8 @@ pub(crate) struct RunningWriter {
     stop: Arc<AtomicBool>,
     bell: Arc<Doorbell>,
     preparer: Preparer,
+    /// Where expired log files are handed over.
+    pub removals: Removals,
     /// Whether the log takes messages.
     pub status: Arc<LogStatus>,
     /// Makes readers of the tail.
@@ -94,6 +99,57 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
 ) -> Result<(RunningWriter, Vec<AppendPort>), OpenError> {
     let dir = config.commit_log_path();
     let mut plan = probe(&dir, config.commit_log_file_size, config.engine, forced)?;
+    let may_fall_back = config.engine == DiskEngine::Auto && forced.is_none();
+    let laid_out = lay_out(config, ports, start, connections, plan.clone())?;
+    let LaidOut {
+        mut seed,
+        work,
+        ports,
+        tail,
+    } = laid_out;
+    seed.may_fall_back = may_fall_back;
+    let removals = work.removals();
+    let preparer = Preparer::start(work).map_err(cannot_start("preparer"))?;
+    let (status, stop) = (Arc::clone(&seed.status), Arc::clone(&seed.stop));
+    let bell = Arc::clone(&seed.bell);
+    let (thread, ended, started) = spawn(seed).map_err(cannot_start("writer"))?;
+    plan.engine = started.engine;
+    plan.notes.extend(started.notes);
+    let running = RunningWriter {
+        thread: Some(thread),
+        ended,
+        stop,
+        bell,
+        preparer,
+        removals,
+        status,
+        tail,
+        plan,
+    };
+    Ok((running, ports))
+}
+
+/// A writer and its preparer before their threads run.
+pub(crate) struct LaidOut<Q> {
+    /// What the writer is made from.
+    pub seed: Seed<Q>,
+    /// The preparer.
+    pub work: Work,
+    /// The ends of its ports.
+    pub ports: Vec<AppendPort>,
+    /// Makes readers of the tail.
+    pub tail: TailReaders,
+}
+
+/// Opens the log where it goes on and makes everything that the writer is connected with.
+pub(crate) fn lay_out<Q>(
+    config: &StoreConfig,
+    ports: usize,
+    start: LogStart,
+    connections: Connections<Q>,
+    plan: DiskPlan,
+) -> Result<LaidOut<Q>, OpenError> {
+    let dir = config.commit_log_path();
     let geometry = Geometry::new(config.commit_log_file_size, plan.block);
     let segments = Segments {
         dir: dir.clone(),
@@ -111,7 +167,7 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
     let status = Arc::new(LogStatus::default());
     let next = first_wanted(&active, &geometry, start.end);
     status.set_no_space(active.is_none());
-    let (preparer, files) = Preparer::start(
+    let (work, files) = Work::new(
         segments,
         next,
         Arc::clone(&connections.marks),
@@ -121,37 +177,28 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
     .map_err(cannot_start("preparer"))?;
     let limits = port_limits(config);
     let (ports, ends) = (0..ports).map(|_| port(limits, Arc::clone(&bell))).unzip();
-    let stop = Arc::new(AtomicBool::new(false));
     let seed = Seed {
         geometry,
         flush_interval: config.flush_interval,
         files,
         ends,
         tail: tail_writer,
-        status: Arc::clone(&status),
+        status,
         last_store_timestamp: start.last_store_timestamp,
         active,
-        bell: Arc::clone(&bell),
-        stop: Arc::clone(&stop),
-        plan: plan.clone(),
-        may_fall_back: config.engine == DiskEngine::Auto && forced.is_none(),
+        bell,
+        stop: Arc::new(AtomicBool::new(false)),
+        plan,
+        may_fall_back: false,
         cpu: config.writer_cpu,
         connections,
     };
-    let (thread, ended, started) = spawn(seed).map_err(cannot_start("writer"))?;
-    plan.engine = started.engine;
-    plan.notes.extend(started.notes);
-    let running = RunningWriter {
-        thread: Some(thread),
-        ended,
-        stop,
-        bell,
-        preparer,
-        status,
+    Ok(LaidOut {
+        seed,
+        work,
+        ports,
         tail: readers,
-        plan,
-    };
-    Ok((running, ports))
+    })
 }
 
 fn cannot_start(name: &'static str) -> impl FnOnce(io::Error) -> OpenError {
@@ -159,11 +206,6 @@ fn cannot_start(name: &'static str) -> impl FnOnce(io::Error) -> OpenError {
 }
 
 impl RunningWriter {
-    /// Has an expired log file removed, off the writer's thread.
-    pub fn remove_file(&self, path: std::path::PathBuf) {
-        self.preparer.remove(path);
-    }
-
     /// Whether the thread has not ended, or was not waited for.
     pub fn is_running(&self) -> bool {
         self.thread.is_some()
@@ -290,7 +332,7 @@ fn preload(file: &std::fs::File, base: u64, end: u64, tail: &mut TailWriter) -> 
 }
 
 /// Everything the thread needs to make its writer.
-struct Seed<Q> {
+pub(crate) struct Seed<Q> {
     geometry: Geometry,
     flush_interval: Duration,
     files: PreparedFiles,
@@ -375,12 +417,27 @@ impl<Q: QueueOffsets> Seed<Q> {
         found: Started,
         started: &mpsc::SyncSender<io::Result<Started>>,
     ) {
+        let (bell, stop) = (Arc::clone(&self.bell), Arc::clone(&self.stop));
+        match self.into_writer(disk) {
+            Ok((writer, mut wake)) => {
+                report(started, Ok(found));
+                turn_until_finished(writer, &bell, &stop, &mut *wake);
+            }
+            Err(error) => report(started, Err(error)),
+        }
+    }
+
+    /// The writer on `disk`, and what wakes a port.
+    pub fn into_writer<D: Disk<File = std::fs::File>>(
+        self,
+        disk: D,
+    ) -> io::Result<(Writer<D, PreparedFiles, Q>, Wake)> {
         let Connections {
             marks,
             queues,
             dispatcher,
             metrics,
-            mut wake,
+            wake,
         } = self.connections;
         let parts = WriterParts {
             geometry: self.geometry,
@@ -397,13 +454,7 @@ impl<Q: QueueOffsets> Seed<Q> {
             metrics,
             last_store_timestamp: self.last_store_timestamp,
         };
-        match Writer::new(parts, self.active) {
-            Ok(writer) => {
-                report(started, Ok(found));
-                turn_until_finished(writer, &self.bell, &self.stop, &mut *wake);
-            }
-            Err(error) => report(started, Err(error)),
-        }
+        Ok((Writer::new(parts, self.active)?, wake))
     }
 }
 

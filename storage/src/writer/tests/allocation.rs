@@ -11,7 +11,7 @@ use crate::disk::Disk;
 use crate::disk::uring::UringDisk;
 use crate::dispatch::{DispatchReceiver, channel};
 use crate::format::message::MessageParts;
-use crate::preparer::{FirstFile, PreparedFiles, Preparer, first_file};
+use crate::preparer::{FirstFile, PreparedFiles, Preparer, Work, first_file};
 use crate::segments::Segments;
 use crate::tail::tail;
 use crate::watermarks::Watermarks;
@@ -40,7 +40,7 @@ fn rig() -> Rig {
     let bell = Arc::new(Doorbell::new().expect("eventfd"));
     let status = Arc::new(LogStatus::default());
     let first = first_file(&segments, 0).expect("first file");
-    let (preparer, files) = Preparer::start(
+    let (work, files) = Work::new(
         segments,
         FirstFile {
             base: FILE_SIZE,
@@ -50,7 +50,8 @@ fn rig() -> Rig {
         Arc::clone(&status),
         Arc::clone(&bell),
     )
-    .expect("preparer");
+    .expect("work");
+    let preparer = Preparer::start(work).expect("preparer");
     let (tail_writer, _) = tail(4 << 20, 0).expect("tail");
     let limits = PortLimits {
         ring_bytes: 1 << 20,

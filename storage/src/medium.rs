@@ -1,0 +1,219 @@
+//! What reaches the medium: every sync and every change of a name below a store goes through here,
+//! and so does every request for space.
+//!
+//! What was written survives a power cut once it was synced, and a name once its directory was. One
+//! place for these requests lets the simulated disk (docs/design.md, "Simulated disk") hear of each
+//! and refuse it; in the product every function is the call that it names.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// A request, for whoever listens.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "only tests listen")]
+pub(crate) enum Request<'a> {
+    /// Everything written to a file is to be durable.
+    SyncFile(&'a File),
+    /// So are these bytes of a mapped file: position and length.
+    SyncMapped(&'a Path, u64, u64),
+    /// So are the names in a directory.
+    SyncDirectory(&'a Path),
+    /// So is the whole filesystem.
+    SyncAll,
+    /// A file gets a name, unless it has it already.
+    Name(&'a Path),
+    /// A directory is made, and those above it.
+    MakeDirectories(&'a Path),
+    /// A file or an empty directory goes.
+    Remove(&'a Path),
+    /// A file gets another name, which may be another file's until then.
+    Rename(&'a Path, &'a Path),
+    /// Space is wanted for a file that may have no name.
+    Allocate,
+    /// Space is wanted for a page of a mapped file.
+    Populate(&'a Path),
+    /// Pages that count as stored are to be read from the medium again.
+    ForgetCached(&'a Path),
+}
+
+#[cfg(not(test))]
+#[inline]
+fn perform<T>(_request: Request<'_>, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    run()
+}
+
+#[cfg(test)]
+use witness::perform;
+#[cfg(test)]
+pub(crate) use witness::{Witness, listen};
+
+/// Waits until a file is on the medium.
+pub(crate) fn sync_file(file: &File) -> io::Result<()> {
+    perform(Request::SyncFile(file), || file.sync_all())
+}
+
+/// Waits until a file's bytes are on the medium.
+pub(crate) fn sync_data(file: &File) -> io::Result<()> {
+    perform(Request::SyncFile(file), || file.sync_data())
+}
+
+/// Waits for `sync` to bring a range of a mapped file to the medium.
+pub(crate) fn sync_mapped(
+    path: &Path,
+    position: u64,
+    len: u64,
+    sync: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
+    perform(Request::SyncMapped(path, position, len), sync)
+}
+
+/// Makes a directory durable: the names in it survive a crash of the machine.
+pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
+    // The parent of a relative name is the empty path.
+    let path = if path.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        path
+    };
+    perform(Request::SyncDirectory(path), || {
+        File::open(path)?.sync_all()
+    })
+}
+
+/// Waits until everything on the filesystem that holds `inside` is on the medium.
+pub(crate) fn sync_filesystem(inside: &Path) -> io::Result<()> {
+    perform(Request::SyncAll, || {
+        Ok(rustix::fs::syncfs(File::open(inside)?)?)
+    })
+}
+
+/// Runs what gives a file the name `path`.
+pub(crate) fn name<T>(path: &Path, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    perform(Request::Name(path), run)
+}
+
+/// Makes a directory and those above it, where they are missing.
+pub(crate) fn make_directories(path: &Path) -> io::Result<()> {
+    perform(Request::MakeDirectories(path), || {
+        std::fs::create_dir_all(path)
+    })
+}
+
+/// Removes a file.
+pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
+    perform(Request::Remove(path), || std::fs::remove_file(path))
+}
+
+/// Removes an empty directory.
+pub(crate) fn remove_directory(path: &Path) -> io::Result<()> {
+    perform(Request::Remove(path), || std::fs::remove_dir(path))
+}
+
+/// Gives a file another name, in place of the file that has it.
+pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    perform(Request::Rename(from, to), || std::fs::rename(from, to))
+}
+
+/// Runs what asks for a file's space.
+pub(crate) fn allocate<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    perform(Request::Allocate, run)
+}
+
+/// Runs what asks for the space of a mapped page.
+pub(crate) fn populate<T>(path: &Path, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    perform(Request::Populate(path), run)
+}
+
+/// Drops what the page cache holds of a file that was synced.
+pub(crate) fn forget_cached(path: &Path) -> io::Result<()> {
+    perform(Request::ForgetCached(path), || {
+        let advice = rustix::fs::Advice::DontNeed;
+        Ok(rustix::fs::fadvise(File::open(path)?, 0, None, advice)?)
+    })
+}
+
+#[cfg(test)]
+mod witness {
+    use std::cell::RefCell;
+    use std::io;
+    use std::rc::Rc;
+
+    use super::Request;
+
+    /// Hears of the requests of one thread.
+    pub(crate) trait Witness {
+        /// Before a request is performed; an error takes its place.
+        fn before(&mut self, request: Request<'_>) -> io::Result<()>;
+
+        /// After it succeeded.
+        fn after(&mut self, request: Request<'_>);
+    }
+
+    type Listener = Option<Rc<RefCell<dyn Witness>>>;
+
+    thread_local! {
+        static LISTENER: RefCell<Listener> = const { RefCell::new(None) };
+    }
+
+    /// From now on the requests of this thread go to `listener`.
+    pub(crate) fn listen(listener: Listener) {
+        LISTENER.set(listener);
+    }
+
+    pub(super) fn perform<T>(
+        request: Request<'_>,
+        run: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        let Some(listener) = LISTENER.with_borrow(Clone::clone) else {
+            return run();
+        };
+        listener.borrow_mut().before(request)?;
+        let done = run()?;
+        listener.borrow_mut().after(request);
+        Ok(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::resume::ResumePoint;
+
+    /// Notes the kinds of requests, and refuses one kind.
+    struct Notes(Vec<String>, &'static str);
+
+    impl Witness for Notes {
+        fn before(&mut self, request: Request<'_>) -> io::Result<()> {
+            let text = format!("{request:?}");
+            let kind = text.split('(').next().unwrap_or_default().to_owned();
+            let refused = kind == self.1;
+            self.0.push(kind);
+            if refused {
+                return Err(io::ErrorKind::Other.into());
+            }
+            Ok(())
+        }
+
+        fn after(&mut self, _request: Request<'_>) {}
+    }
+
+    #[test]
+    fn a_resume_point_is_on_the_medium_before_it_takes_the_place_of_the_last_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("saturnmq.resume");
+        for (refused, stored) in [("", true), ("SyncFile", false)] {
+            let notes = Rc::new(RefCell::new(Notes(Vec::new(), refused)));
+            listen(Some(notes.clone()));
+            let result = ResumePoint::default().store(&path);
+            listen(None);
+            assert_eq!(result.is_ok(), stored);
+            let all = ["Name", "SyncFile", "Rename", "SyncDirectory"];
+            let seen = &notes.borrow().0;
+            assert_eq!(seen[..], all[..if stored { 4 } else { 2 }]);
+        }
+    }
+}
