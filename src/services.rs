@@ -238,6 +238,7 @@ impl Services {
     ) -> Self {
         let now = Instant::now();
         broker.cores.attach_services(broker.services.bell());
+        broker.store.check_disk();
         let delivery = Delivery::new(&broker, now);
         let next_retention = now + broker.config.retention_interval;
         let context = ServiceContext {
@@ -354,6 +355,8 @@ impl Services {
             if let Err(error) = broker.store.retention_round(SystemTime::now(), false) {
                 tracing::warn!(%error, "a retention round failed");
             }
+            // An open file keeps its space, and a disk that stays full would cost more files.
+            self.context.reader.release_expired();
         }
     }
 

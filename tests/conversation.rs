@@ -5,6 +5,7 @@ mod delivery;
 mod name_server;
 mod name_server_replay;
 mod replay;
+mod retention;
 mod sending;
 mod waiting;
 

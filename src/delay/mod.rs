@@ -138,10 +138,15 @@ impl Delivery {
                     if let Some(watcher) = self.watcher {
                         queue.watch(watcher);
                     }
-                    if queue.max_offset() > level.next {
-                        continue;
+                    if queue.max_offset() <= level.next {
+                        return None;
                     }
-                    return None;
+                    match queue.entry(level.next) {
+                        // It came meanwhile.
+                        Ok(Some(_)) => continue,
+                        // A blank one, or expired.
+                        _ => skip(services, level, "its queue entry is gone"),
+                    }
                 }
                 Err(error) => {
                     tracing::warn!(level = level.number, %error, "a schedule entry is unreadable");

@@ -3,31 +3,41 @@
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
+use saturnmq_storage::error::RetentionError;
+use saturnmq_storage::store::RetentionReport;
+
 use crate::answer::{Answer, Reply, SYSTEM_ERROR};
 use crate::names;
 
-/// 306: removes queue files whose messages are gone. Retention rounds do that by themselves; this
-/// is one more round.
+/// 306: removes queue files whose messages are gone. Retention rounds do that by themselves; queues
+/// are kept, for their offsets are not given out twice.
 pub fn clean_queues() -> Answer {
-    round(false)
-}
-
-/// 329: removes expired log files, whatever the hour.
-pub fn delete_log() -> Answer {
-    round(true)
-}
-
-fn round(manual: bool) -> Answer {
     Answer::Later(Box::new(move |services| {
-        let store = &services.broker.store;
-        match store.retention_round(SystemTime::now(), manual) {
-            Ok(report) => {
-                tracing::info!(?report, "a retention round on request");
-                Reply::success()
-            }
-            Err(error) => Reply::error(SYSTEM_ERROR, error.to_string()),
-        }
+        finish(services.broker.store.trim_entries(true))
     }))
+}
+
+/// 329: removes expired log files, whatever the hour: now, and in the next 19 rounds, for a round
+/// takes at most `deleteFileBatchMax`.
+pub fn delete_log() -> Answer {
+    Answer::Later(Box::new(move |services| {
+        let round = services
+            .broker
+            .store
+            .retention_round(SystemTime::now(), true);
+        services.reader.release_expired();
+        finish(round)
+    }))
+}
+
+fn finish(round: Result<RetentionReport, RetentionError>) -> Reply {
+    match round {
+        Ok(report) => {
+            tracing::info!(?report, "cleaning on request");
+            Reply::success()
+        }
+        Err(error) => Reply::error(SYSTEM_ERROR, error.to_string()),
+    }
 }
 
 /// 316: removes the queues of topics that are not configured any more.

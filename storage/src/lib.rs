@@ -36,4 +36,5 @@ mod medium;
 mod opening;
 mod preparer;
 mod rebuild;
+mod removal;
 mod writer;

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -16,17 +16,18 @@ use crate::append_queue::Doorbell;
 use crate::commit_log::{LatchOnPanic, LogStatus};
 use crate::disk::ZERO_BYTES;
 use crate::disk::aligned::AlignedMemory;
-use crate::medium::{self, sync_directory};
+use crate::medium;
+use crate::removal::{self, Removal};
 use crate::segments::{Segment, Segments, is_no_space};
 use crate::watermarks::Watermarks;
 use crate::writer::{LogFile, LogFiles, NextFile, ZERO_AHEAD};
 
-/// Least pace of zeroing, in bytes per second.
-const PACE: u64 = 200_000_000;
+mod pace;
+
+use pace::Pace;
+
 /// How long to wait before trying again when a file could not be made.
 const RETRY: Duration = Duration::from_secs(1);
-/// How often the append rate is measured.
-const MEASURE: Duration = Duration::from_millis(100);
 /// Politeness of the preparer's thread.
 const NICE: i32 = 10;
 
@@ -49,6 +50,8 @@ struct State {
     /// Why there is none: no room on the disk.
     no_space: bool,
     removals: VecDeque<PathBuf>,
+    /// Bytes of removed files, and of those to be removed, that are not free yet.
+    freeing: u64,
     stopping: bool,
 }
 
@@ -69,10 +72,18 @@ pub(crate) struct Preparer {
 pub(crate) struct Removals(Arc<Shared>);
 
 impl Removals {
-    /// Has an expired file removed, in the background.
-    pub fn remove(&self, path: PathBuf) {
-        self.0.lock().removals.push_back(path);
+    /// Has an expired file of `size` bytes removed, in the background.
+    pub fn remove(&self, path: PathBuf, size: u64) {
+        let mut state = self.0.lock();
+        state.removals.push_back(path);
+        state.freeing += size;
+        drop(state);
         self.0.changed.notify_one();
+    }
+
+    /// Bytes that files handed over still take.
+    pub fn freeing(&self) -> u64 {
+        self.0.lock().freeing
     }
 }
 
@@ -187,6 +198,8 @@ pub(crate) struct Work {
     /// When to try again after a failure.
     retry_at: Option<Instant>,
     pace: Pace,
+    /// A removed file whose space is being given back.
+    dying: Option<Removal>,
 }
 
 /// What the next turn of the preparer is about.
@@ -223,6 +236,7 @@ impl Work {
             spare: None,
             retry_at: None,
             pace: Pace::new(),
+            dying: None,
         };
         let asked = None;
         Ok((work, PreparedFiles { shared, asked }))
@@ -239,10 +253,11 @@ impl Work {
         loop {
             match self.next_task() {
                 Task::End => return,
-                Task::Remove(path) => remove(&path),
+                Task::Remove(path) => self.remove(&path),
                 Task::Prepare(wanted, urgent) => {
                     let pause = self.try_step(wanted, urgent);
-                    self.pause(pause, wanted, urgent);
+                    self.free_piece();
+                    self.pause(self.with_removals(pause), wanted, urgent);
                 }
             }
         }
@@ -253,7 +268,8 @@ impl Work {
         // The log never waits for removals, unless they must make room for it.
         let needed = state.wanted.is_some_and(|base| base >= self.next_base);
         let busy = needed && self.retry_at.is_none() && !state.stopping;
-        let removal = if busy {
+        // One at a time, for the same reason; at the end their names are what counts.
+        let removal = if busy || (self.dying.is_some() && !state.stopping) {
             None
         } else {
             state.removals.pop_front()
@@ -263,6 +279,49 @@ impl Work {
             None if state.stopping => Task::End,
             None => Task::Prepare(state.wanted, state.urgent),
         }
+    }
+
+    /// The pause, shortened while a removed file has space to give back.
+    fn with_removals(&self, pause: Option<Duration>) -> Option<Duration> {
+        if self.dying.is_none() {
+            return pause;
+        }
+        // Without room for the next file nobody writes, and nobody is disturbed.
+        let rest = if self.retry_at.is_some() {
+            Duration::ZERO
+        } else {
+            removal::REST
+        };
+        Some(pause.map_or(rest, |pause| pause.min(rest)))
+    }
+
+    /// Takes a file its name; its space follows piece by piece.
+    fn remove(&mut self, path: &Path) {
+        self.dying = Removal::begin(path);
+        let left = self.dying.as_ref().map_or(0, Removal::left);
+        self.freed(self.segments.file_size.saturating_sub(left));
+    }
+
+    /// Gives back a piece of the space of a removed file, unless the log waits for a file that
+    /// there is room for.
+    fn free_piece(&mut self) {
+        let needed = self.shared.lock().wanted;
+        let busy = needed.is_some_and(|base| base >= self.next_base) && self.retry_at.is_none();
+        let Some(dying) = self.dying.as_mut().filter(|_| !busy) else {
+            return;
+        };
+        let before = dying.left();
+        let done = dying.free_piece();
+        let freed = before - dying.left();
+        if done {
+            self.dying = None;
+        }
+        self.freed(freed);
+    }
+
+    fn freed(&self, bytes: u64) {
+        let mut state = self.shared.lock();
+        state.freeing = state.freeing.saturating_sub(bytes);
     }
 
     fn try_step(&mut self, wanted: Option<u64>, urgent: bool) -> Option<Duration> {
@@ -379,7 +438,7 @@ impl Work {
         let state = self.shared.lock();
         let unchanged = |state: &mut State| {
             !state.stopping
-                && state.removals.is_empty()
+                && (state.removals.is_empty() || self.dying.is_some())
                 && (state.wanted, state.urgent) == (wanted, urgent)
         };
         // Waiting gives the lock back also if it is poisoned: the state is plain values.
@@ -397,60 +456,11 @@ impl Work {
     }
 }
 
-/// How fast to zero: not so fast that it disturbs, not so slow that the log arrives first.
-struct Pace {
-    measured_at: Instant,
-    appended: u64,
-    rate: u64,
-}
-
-impl Pace {
-    fn new() -> Pace {
-        Pace {
-            measured_at: Instant::now(),
-            appended: 0,
-            rate: PACE,
-        }
-    }
-
-    /// Rest after zeroing `zeroed` bytes in `took`, with the log at `appended`.
-    fn rest(&mut self, zeroed: u64, took: Duration, appended: u64) -> Duration {
-        let since = self.measured_at.elapsed();
-        if since >= MEASURE {
-            let bytes = appended.saturating_sub(self.appended) as f64;
-            let per_second = bytes * 1.5 / since.as_secs_f64();
-            self.rate = if self.appended == 0 {
-                PACE
-            } else {
-                PACE.max(per_second as u64)
-            };
-            self.measured_at = Instant::now();
-            self.appended = appended;
-        }
-        let due = Duration::from_secs_f64(zeroed as f64 / self.rate as f64);
-        due.saturating_sub(took)
-    }
-}
-
 /// Sets the priority of this thread; going back up needs a privilege, and without it the thread
 /// stays low.
 fn be_polite(nice: i32) {
     let thread = rustix::thread::gettid();
     let _ = rustix::process::setpriority_process(Some(thread), nice);
-}
-
-fn remove(path: &std::path::Path) {
-    let removed =
-        medium::remove_file(path).and_then(|()| path.parent().map_or(Ok(()), sync_directory));
-    match removed {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(
-                "cannot remove the expired log file {}: {error}",
-                path.display()
-            );
-        }
-        _ => {}
-    }
 }
 
 #[cfg(test)]
@@ -549,7 +559,7 @@ mod tests {
         let (mut preparer, _files) = start(dir.path());
         let path = dir.path().join("00000000000000000000");
         std::fs::write(&path, b"old").expect("write");
-        Removals(Arc::clone(&preparer.shared)).remove(path.clone());
+        Removals(Arc::clone(&preparer.shared)).remove(path.clone(), 3);
         preparer.stop();
         assert!(!path.exists());
     }

@@ -5,7 +5,7 @@
 //! process would leave it, except that what was appended is finished.
 
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -28,7 +28,7 @@ use crate::opening::{Recovered, make_directories, make_directory, recover};
 use crate::preparer::Removals;
 use crate::queue_table::{Queue, QueueTable};
 use crate::reader::{ReadShared, StoreReader};
-use crate::retention::{DiskUse, LogFileAge, RoundInput, plan};
+use crate::retention::{DiskUse, LogFileAge, MANUAL_ROUNDS, RoundInput, plan};
 use crate::tail::{TailError, TailReaders};
 use crate::watermarks::Watermarks;
 use crate::writer::thread::RunningWriter;
@@ -127,6 +127,10 @@ pub struct Store {
     status: Arc<LogStatus>,
     dispatch: Arc<DispatchState>,
     disk_full: AtomicBool,
+    /// Rounds for which a request to delete expired files stays in force.
+    manual_rounds: AtomicU32,
+    /// Start of the log when queues and index were trimmed last.
+    trimmed_to: AtomicU64,
     closed: AtomicBool,
     writing: String,
     metrics: Arc<WriteMetrics>,
@@ -272,42 +276,90 @@ impl Store {
         self.dispatch.misplaced.load(Ordering::Relaxed)
     }
 
+    /// Sets or clears the disk-full state, without deleting anything.
+    pub fn check_disk(&self) {
+        let plan = plan(
+            &self.config.retention,
+            &self.round_input(&[], SystemTime::now()),
+        );
+        self.note_disk_full(plan.disk_full);
+    }
+
     /// One round of retention: deletes what is expired or must go, and sets or clears the disk-full
-    /// state. `manual` deletes expired files whatever the hour. Waits for the disk: not for a
-    /// network core.
+    /// state. `manual` deletes expired files whatever the hour, in this round and the next 19.
+    /// Waits for the disk: not for a network core. Space follows later
+    /// (docs/operations.md, "Retention").
     pub fn retention_round(
         &self,
         now: SystemTime,
         manual: bool,
     ) -> Result<RetentionReport, RetentionError> {
+        if manual {
+            self.manual_rounds.store(MANUAL_ROUNDS, Ordering::SeqCst);
+        }
+        let left = self
+            .manual_rounds
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                left.checked_sub(1)
+            });
         let files = self.log_files();
-        let disk = DiskUse::of(self.layout.commit_log(), &self.layout.consume_queues());
-        let local: chrono::DateTime<chrono::Local> = now.into();
         let input = RoundInput {
-            files: &files,
-            file_size: self.config.commit_log_file_size,
-            dispatched: self.watermarks.dispatched(),
-            disk: disk.ok(),
-            now,
-            hour: local.hour() as u8,
-            manual,
+            manual: left.is_ok(),
+            ..self.round_input(&files, now)
         };
         let plan = plan(&self.config.retention, &input);
-        if let Some(full) = plan.disk_full
-            && self.disk_full.swap(full, Ordering::SeqCst) != full
-        {
-            tracing::warn!(full, disk = ?input.disk, "disk-full state changed");
+        self.note_disk_full(plan.disk_full);
+        if plan.forced > 0 {
+            let disk = input.disk.map_or(100, DiskUse::percent);
+            tracing::warn!(
+                "the disk is {disk} % full: {} log files go before their time, with whatever \
+                 nobody consumed yet",
+                plan.forced
+            );
         }
+        if plan.delete > 0 {
+            self.delete_log_files(&files[..plan.delete], files[plan.delete].base);
+        }
+        let mut report = self.trim_entries(false)?;
+        report.deleted_log_files = plan.delete;
+        Ok(report)
+    }
+
+    /// Deletes queue and index files of records that are gone, and corrects the queues' minima: if
+    /// the log's start has moved since that was done last, or if `always`. Waits for the disk.
+    pub fn trim_entries(&self, always: bool) -> Result<RetentionReport, RetentionError> {
         let mut report = RetentionReport {
-            deleted_log_files: plan.delete,
             disk_full: self.disk_full.load(Ordering::SeqCst),
             ..RetentionReport::default()
         };
-        if plan.delete > 0 {
-            self.delete_log_files(&files[..plan.delete], files[plan.delete].base);
-            self.delete_entries(files[plan.delete].base, &mut report)?;
+        let log_min = self.min_log_offset();
+        if always || log_min > self.trimmed_to.load(Ordering::SeqCst) {
+            self.delete_entries(log_min, &mut report)?;
+            self.trimmed_to.store(log_min, Ordering::SeqCst);
         }
         Ok(report)
+    }
+
+    fn round_input<'a>(&self, files: &'a [LogFileAge], now: SystemTime) -> RoundInput<'a> {
+        let disk = DiskUse::of(self.layout.commit_log(), &self.layout.consume_queues());
+        let local: chrono::DateTime<chrono::Local> = now.into();
+        RoundInput {
+            files,
+            file_size: self.config.commit_log_file_size,
+            dispatched: self.watermarks.dispatched(),
+            disk: disk.ok(),
+            freeing: self.removals.freeing(),
+            now,
+            hour: local.hour() as u8,
+            manual: false,
+        }
+    }
+
+    fn note_disk_full(&self, full: Option<bool>) {
+        let Some(full) = full else { return };
+        if self.disk_full.swap(full, Ordering::SeqCst) != full {
+            tracing::warn!(full, "disk-full state changed");
+        }
     }
 
     /// The log files from the oldest to the active one.
@@ -340,7 +392,7 @@ impl Store {
                 .commit_log()
                 .join(crate::layout::file_name(file.base));
             tracing::info!(path = %path.display(), "deleting an expired log file");
-            self.removals.remove(path);
+            self.removals.remove(path, self.config.commit_log_file_size);
         }
     }
 
@@ -350,12 +402,17 @@ impl Store {
         log_min: u64,
         report: &mut RetentionReport,
     ) -> Result<(), RetentionError> {
+        // What fails for one queue must not keep the others' minima where they were.
+        let mut failed = None;
         for queue in self.table.all() {
-            report.deleted_queue_files += queue.delete_before(log_min)?;
-            queue.correct_min(log_min)?;
+            let trimmed = queue.delete_before(log_min);
+            report.deleted_queue_files += *trimmed.as_ref().unwrap_or(&0);
+            if let Err(error) = trimmed.and_then(|_| queue.correct_min(log_min)) {
+                failed.get_or_insert(error);
+            }
         }
         report.deleted_index_files = self.index.delete_before(log_min)?;
-        Ok(())
+        failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Finishes what was appended, makes everything durable and releases the directory. Later calls

@@ -1,6 +1,6 @@
 //! Starting the threads of a recovered store.
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -208,6 +208,8 @@ impl Parts {
             status: log_end.status,
             dispatch: self.dispatch,
             disk_full: AtomicBool::new(false),
+            manual_rounds: AtomicU32::new(0),
+            trimmed_to: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             writing: log_end.writing,
             metrics: self.metrics,
