@@ -1,0 +1,144 @@
+//! Cuts the power of a broker's disk under load and checks what clients were told.
+//!
+//! The disk is a FUSE filesystem in this process: it keeps what was not synced in memory and
+//! forgets any part of it when the power is cut. The broker is the real program.
+
+mod broker;
+mod check;
+mod content;
+mod cut;
+mod disk;
+mod filesystem;
+mod ledger;
+mod life;
+mod load;
+mod message;
+mod mount;
+mod plan;
+mod power;
+mod probe;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+
+use life::{Outcome, Store};
+use plan::{BLOWS, LIFE};
+
+/// Cuts the power of a broker's disk under load and checks what was acknowledged.
+#[derive(Parser)]
+struct Options {
+    /// Cuts in all.
+    #[arg(default_value_t = 20)]
+    cuts: u32,
+    /// The broker.
+    #[arg(long, default_value = "target/release/saturnmq")]
+    broker: PathBuf,
+    /// Chooses the moments and what is lost; the same number tries the same again.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Where the disk is mounted and logs are kept; a directory of its own is made below.
+    #[arg(long, default_value = "/tmp")]
+    work: PathBuf,
+    /// Deals only blows whose name contains this.
+    #[arg(long)]
+    only: Option<String>,
+    /// Also loses sizes of files whose names are durable, which ext4 and XFS do not.
+    #[arg(long)]
+    loose: bool,
+    /// Keeps, in this directory, the store as the last cut left it and the broker's log.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+    /// Ends at the first thing that is wrong.
+    #[arg(long)]
+    stop: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("powerloss: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<bool> {
+    let broker = std::path::absolute(&options.broker)?;
+    ensure!(broker.exists(), "there is no {}", broker.display());
+    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
+    println!("{} cuts, seed {seed}", options.cuts);
+    let wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only));
+    let blows: Vec<_> = BLOWS.iter().filter(|blow| wanted(blow.name)).collect();
+    ensure!(!blows.is_empty(), "no blow has such a name");
+    let started = Instant::now();
+    let mut outcomes = Vec::new();
+    for number in 0..options.cuts.div_ceil(LIFE) {
+        if options.stop
+            && outcomes
+                .iter()
+                .any(|outcome: &Outcome| !outcome.wrong.is_empty())
+        {
+            break;
+        }
+        let first = number * LIFE;
+        let count = LIFE.min(options.cuts - first);
+        let dealt = (first..first + count).map(|index| blows[index as usize % blows.len()]);
+        let work = tempfile::Builder::new()
+            .prefix("powerloss-")
+            .tempdir_in(&options.work)
+            .context("cannot make a directory to mount on")?;
+        let lived = live(
+            work.path(),
+            options,
+            &broker,
+            number,
+            seed,
+            dealt,
+            &mut outcomes,
+        )
+        .with_context(|| format!("in the life of store {number}"));
+        if let Err(error) = lived {
+            let wrong = vec![format!("{error:#}")];
+            outcomes.push(Outcome {
+                name: "a life that ended early",
+                wrong,
+                ..Outcome::default()
+            });
+        }
+    }
+    Ok(table::report(&outcomes, started.elapsed()))
+}
+
+fn live<'b>(
+    work: &Path,
+    options: &Options,
+    broker: &Path,
+    number: u32,
+    seed: u64,
+    blows: impl Iterator<Item = &'b plan::Blow>,
+    outcomes: &mut Vec<Outcome>,
+) -> Result<()> {
+    let seed = seed.wrapping_add(u64::from(number) << 32);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut life = plan::life(number, &mut random);
+    life.loose = options.loose;
+    let mut store = Store::new(work, broker, life, seed)?;
+    store.keep = options.keep.clone();
+    for blow in blows {
+        let outcome = store.live_through(blow)?;
+        table::line(outcomes.len() + 1, &outcome);
+        let wrong = !outcome.wrong.is_empty();
+        outcomes.push(outcome);
+        if wrong && options.stop {
+            break;
+        }
+    }
+    Ok(())
+}
