@@ -7,8 +7,8 @@
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::MetadataExt;
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -45,15 +45,26 @@ impl StoreLock {
         let details = file.metadata().map_err(FileError::at("look at", &path))?;
         let identity = (details.dev(), details.ino());
         record_lock(&file, root, &path)?;
-        file.write_all(b"lock")
-            .map_err(FileError::at("write", &path))?;
-        medium::sync_file(&file).map_err(FileError::at("sync", &path))?;
+        write_text(&mut file).map_err(FileError::at("write", &path))?;
         held.insert(identity);
         Ok(StoreLock {
             _file: file,
             identity,
         })
     }
+}
+
+/// Writes what Apache writes, unless it is there: the file's time then tells when another broker
+/// last took the lock, for Apache writes it each time.
+fn write_text(file: &mut File) -> std::io::Result<()> {
+    const TEXT: &[u8] = b"lock";
+    let mut found = Vec::new();
+    file.by_ref().take(8).read_to_end(&mut found)?;
+    if found == TEXT {
+        return Ok(());
+    }
+    file.write_all_at(TEXT, 0)?;
+    medium::sync_file(file)
 }
 
 impl Drop for StoreLock {

@@ -59,6 +59,11 @@ impl LogWindow {
         }
     }
 
+    /// Size of a log file, in bytes.
+    pub fn file_size(&self) -> u64 {
+        self.file_size
+    }
+
     /// Base of the file that holds log offset `offset`.
     pub fn base_of(&self, offset: u64) -> u64 {
         offset - offset % self.file_size

@@ -7,9 +7,7 @@
 //! behind that end the log's file holds zeros only.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,17 +16,20 @@ use crate::config::StoreConfig;
 use crate::dispatch::LastRecord;
 use crate::error::{FileError, OpenError};
 use crate::format::index_entry::IndexShape;
-use crate::format::record::{Record, RecordError};
+use crate::format::record::Record;
+use crate::former_run::FormerRun;
 use crate::index_file::Index;
 use crate::layout::{Layout, list_fixed_files};
-use crate::log_window::{LOOK_BYTES, LogWindow, SCAN_BYTES, WindowLimits};
+use crate::log_window::{LOOK_BYTES, LogWindow, WindowLimits};
 use crate::mapped_file::MapBudget;
-use crate::medium::{self, sync_directory};
+use crate::medium;
 use crate::queue_table::QueueTable;
 use crate::rebuild::{KnownQueue, KnownQueues, Rebuild};
-use crate::recovery::{ScanEnd, ScanRange, scan};
+use crate::recovery::{Proof, ScanEnd, ScanRange, scan};
 use crate::resume::ResumePoint;
 use crate::store::OpenReport;
+
+mod cut;
 
 /// Log files at the end of a foreign store in which the first damage ends the log, as in Apache.
 const STRICT_FILES: usize = 3;
@@ -83,7 +84,9 @@ struct Opening<'a> {
     layout: &'a Layout,
     /// Bases of the log files.
     bases: Vec<u64>,
-    clean: bool,
+    former: FormerRun,
+    /// Store time, in milliseconds, below which Apache had synced every record; 0 if unknown.
+    synced_before: i64,
     /// A resume point that the log confirms.
     resume: Option<ResumePoint>,
     known: KnownQueues,
@@ -99,22 +102,23 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
     let found = list_fixed_files(layout.commit_log(), size, "mappedFileSizeCommitLog")?;
     crate::layout::list_queues(&layout.consume_queues())?;
     if let Some(path) = found.empty_last {
-        remove(&path)?;
+        cut::remove(&path)?;
     }
     let bases: Vec<u64> = found.files.iter().map(|file| file.base).collect();
-    let clean = !layout.abort().exists();
+    let former = FormerRun::of(layout);
     let checkpoint = CheckpointFile::open(&layout.checkpoint())?;
     let mut opening = Opening {
         config,
         layout,
         bases,
-        clean,
+        former,
+        synced_before: checkpoint.stored().log_timestamp,
         resume: None,
         known: KnownQueues::new(),
         window: LogWindow::new(layout.commit_log(), size),
         budget: MapBudget::new(config.max_mappings.min(host_mappings() / 2)),
         report: OpenReport {
-            clean,
+            clean: former.is_closed(),
             ..OpenReport::default()
         },
     };
@@ -187,7 +191,7 @@ impl Opening<'_> {
     fn run(mut self, checkpoint: CheckpointFile) -> Result<Recovered, OpenError> {
         let table = self.open_queues()?;
         let (index, index_complete) = self.open_index(&checkpoint)?;
-        if !self.clean {
+        if !self.former.is_closed() {
             tracing::info!("the last stop was not orderly; the log is read to its end");
             self.drop_cached_log()?;
         }
@@ -251,7 +255,7 @@ impl Opening<'_> {
             &known,
         )?;
         let believed_to = match &self.resume {
-            Some(point) if !self.clean => point.log_offset,
+            Some(point) if !self.former.is_closed() => point.log_offset,
             // Entries beyond what the files can hold would hide the ones to be made.
             _ => self.log_limit(),
         };
@@ -273,9 +277,9 @@ impl Opening<'_> {
         let index = Index::open(self.layout.index(), shape, Arc::clone(&self.budget))?;
         let vouched = self.resume.as_ref().and_then(|point| point.index.as_ref());
         let complete = match &self.resume {
-            Some(_) if self.clean => index.mark().is_some() || vouched.is_none(),
+            Some(_) if self.former.is_closed() => index.mark().is_some() || vouched.is_none(),
             Some(_) => index.rewind(vouched)?,
-            None if self.clean => true,
+            None if self.former.is_closed() => true,
             None => {
                 index.drop_newer_than(checkpoint.stored().index_timestamp)?;
                 true
@@ -340,13 +344,20 @@ impl Opening<'_> {
         strict_from: u64,
         known_below: u64,
     ) -> Result<ScanEnd, OpenError> {
-        let torn_possible = !self.clean;
+        let clean = self.former.is_closed();
+        let accepts = |record: &Record<'_>| self.proves(table, record);
+        let (proof_from, proof_to) = self.proof_range();
         let range = ScanRange {
             bases: &self.bases,
             file_size: self.config.commit_log_file_size,
             from,
             strict_from,
-            in_flight_from: if torn_possible { strict_from } else { u64::MAX },
+            proof: Proof {
+                from: proof_from,
+                to: proof_to,
+                accepts: &accepts,
+            },
+            in_flight_from: if clean { u64::MAX } else { strict_from },
             check_crc: self.config.check_crc_on_recover,
         };
         // Of a cleanly closed store the last indexed record is indexed whole; after a crash perhaps
@@ -354,7 +365,7 @@ impl Opening<'_> {
         let mark = index
             .and_then(Index::mark)
             .map_or(0, |mark| mark.header.end_offset.max(0));
-        let indexed_to = mark as u64 + u64::from(self.clean && mark > 0);
+        let indexed_to = mark as u64 + u64::from(clean && mark > 0);
         let mut rebuild = Rebuild {
             table,
             index,
@@ -366,7 +377,9 @@ impl Opening<'_> {
             inner_batches: 0,
         };
         let mut progress = Progress::new(from);
-        let found = scan(&mut self.window, &range, &mut |scanned| {
+        let size = self.config.commit_log_file_size;
+        let mut window = LogWindow::new(self.layout.commit_log(), size);
+        let found = scan(&mut window, &range, &mut |scanned| {
             progress.at(scanned.offset);
             rebuild.record(scanned)
         })?;
@@ -379,6 +392,45 @@ impl Opening<'_> {
         self.report.scanned_bytes += found.end - from;
         self.report.rebuilt_entries += rebuild.entries;
         Ok(found)
+    }
+
+    /// Where behind bad bytes a record is looked for that proves them to be damage, in bytes from
+    /// there.
+    fn proof_range(&self) -> (u64, u64) {
+        match (self.former, &self.resume) {
+            // Nothing stands behind the log's end, and nobody knows what a power cut left.
+            (FormerRun::Closed | FormerRun::Unbounded, Some(_)) => (0, 0),
+            (FormerRun::Closed | FormerRun::Unbounded, None) => (0, u64::MAX),
+            // A log that went on has a record in every stretch of this length.
+            (FormerRun::Bounded(bytes), _) => (bytes, bytes.saturating_mul(2)),
+        }
+    }
+
+    /// Whether a record shows that everything before it was on the disk.
+    fn proves(&self, table: &QueueTable, record: &Record<'_>) -> bool {
+        if self.former == FormerRun::Unbounded {
+            return record.store_timestamp() < self.synced_before;
+        }
+        let (topic, queue_id) = (record.topic(), record.queue_id());
+        let place = u64::try_from(record.physical_offset()).unwrap_or(u64::MAX);
+        if !record.is_queued() {
+            return self.former != FormerRun::Closed;
+        }
+        let Some(queue) = table.get(topic, queue_id) else {
+            return true;
+        };
+        let offset = record.queue_offset();
+        let has_entry = || match queue.entry(offset) {
+            Ok(Some(entry)) => entry.physical_offset == place && entry.size == record.size(),
+            Ok(None) | Err(_) => false,
+        };
+        let goes_on = offset >= queue.max_offset();
+        match self.former {
+            // Apache leaves old records behind the end of a log that it cut; of the last ones that
+            // count the queues have entries.
+            FormerRun::Closed => has_entry() || (queue.max_offset() == 0 && goes_on),
+            FormerRun::Bounded(_) | FormerRun::Unbounded => goes_on || has_entry(),
+        }
     }
 
     /// Removes entries of records that are not in the log.
@@ -397,68 +449,6 @@ impl Opening<'_> {
         if u64::try_from(indexed).is_ok_and(|indexed| indexed >= log_end) {
             index.truncate(log_end)?;
         }
-        Ok(())
-    }
-
-    /// Removes files beyond the log's end and zeroes what stands behind it in its file: a later
-    /// record could bring it back to life.
-    fn cut_log(&mut self, found: &ScanEnd) -> Result<(), OpenError> {
-        let end = found.end;
-        for base in self.bases.iter().filter(|base| **base > end) {
-            remove(&self.window.path_of(*base))?;
-        }
-        if self.bases.last().is_some_and(|base| *base > end) {
-            let directory = self.layout.commit_log();
-            sync_directory(directory).map_err(FileError::at("sync", directory))?;
-        }
-        self.bases.retain(|base| *base <= end);
-        let believed = self.clean && self.resume.is_some();
-        let zeros_behind = believed && found.reason == Some(RecordError::Magic { found: 0 });
-        let size = self.config.commit_log_file_size;
-        let holds_end = self.bases.last().is_some_and(|base| end < base + size);
-        if holds_end && !zeros_behind {
-            self.window.forget();
-            wipe_from(&mut self.window, end, size)?;
-        }
-        self.window.forget();
-        if !believed {
-            self.sync_log()?;
-        }
-        if holds_end {
-            uncache(&self.window.path_of(end));
-        }
-        Ok(())
-    }
-
-    /// Has the scan read what is on the disk. After a failed write the page cache may hold pages
-    /// that it takes for stored and that are not: a record found in them would be gone once they
-    /// are evicted.
-    fn drop_cached_log(&mut self) -> Result<(), OpenError> {
-        self.sync_log()?;
-        let from = self.resume.as_ref().map_or(0, |point| point.log_offset);
-        for base in &self.bases {
-            if base + self.config.commit_log_file_size > from {
-                uncache(&self.window.path_of(*base));
-            }
-        }
-        self.window.forget();
-        Ok(())
-    }
-
-    /// Makes durable what was found behind the resume point. A process that was killed leaves
-    /// bytes that only the page cache or the drive's cache holds; records that are acknowledged
-    /// from now on stand behind them, and a hole in front of those would take them along.
-    fn sync_log(&self) -> Result<(), OpenError> {
-        let from = self.resume.as_ref().map_or(0, |point| point.log_offset);
-        for base in &self.bases {
-            if base + self.config.commit_log_file_size > from {
-                let path = self.window.path_of(*base);
-                let synced = File::open(&path).and_then(|file| medium::sync_file(&file));
-                synced.map_err(FileError::at("sync", &path))?;
-            }
-        }
-        let directory = self.layout.commit_log();
-        sync_directory(directory).map_err(FileError::at("sync", directory))?;
         Ok(())
     }
 
@@ -528,63 +518,5 @@ fn report_damage(found: &ScanEnd) {
             problem = %damage.problem,
             "damaged place in the log"
         );
-    }
-}
-
-fn remove(path: &Path) -> Result<(), OpenError> {
-    tracing::warn!(path = %path.display(), "removing a file beyond the log's end");
-    Ok(medium::remove_file(path).map_err(FileError::at("remove", path))?)
-}
-
-/// Zeroes whatever is not zero from `end` to the end of its file, durably.
-fn wipe_from(window: &mut LogWindow, end: u64, file_size: u64) -> Result<(), OpenError> {
-    let path = window.path_of(end);
-    let base = window.base_of(end);
-    let file_end = base + file_size;
-    let mut file: Option<File> = None;
-    let mut at = end;
-    while at < file_end {
-        // A hole reads as zeros; whole ones are stepped over.
-        let size = (SCAN_BYTES as u64 - at % SCAN_BYTES as u64).min(file_end - at) as usize;
-        let limits = WindowLimits::QUIET;
-        let dirty = window
-            .bytes(at, size, limits, SCAN_BYTES)?
-            .map_or(0..0, dirty_part);
-        if !dirty.is_empty() {
-            let opened = match file.take() {
-                Some(file) => file,
-                None => OpenOptions::new()
-                    .write(true)
-                    .open(&path)
-                    .map_err(FileError::at("open", &path))?,
-            };
-            let zeros = vec![0; dirty.len()];
-            opened
-                .write_all_at(&zeros, at - base + dirty.start as u64)
-                .map_err(FileError::at("zero the end of", &path))?;
-            file = Some(opened);
-        }
-        at += size as u64;
-    }
-    if let Some(file) = file {
-        medium::sync_file(&file).map_err(FileError::at("sync", &path))?;
-    }
-    Ok(())
-}
-
-/// Drops what the page cache holds of a file that was synced before: direct writes over cached
-/// pages are slow.
-fn uncache(path: &Path) {
-    // Where it fails, the first write over each page pays for it.
-    let _ = medium::forget_cached(path);
-}
-
-/// From the first to the last byte that is not zero.
-fn dirty_part(bytes: &[u8]) -> std::ops::Range<usize> {
-    let first = bytes.iter().position(|byte| *byte != 0);
-    let last = bytes.iter().rposition(|byte| *byte != 0);
-    match (first, last) {
-        (Some(first), Some(last)) => first..last + 1,
-        _ => 0..0,
     }
 }

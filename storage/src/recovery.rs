@@ -1,9 +1,10 @@
 //! Where the log ends, and what stands in it up to there (docs/durability.md, "Crash recovery").
 //!
 //! A scan walks the records of a log nobody writes to. Two zones: below `strict_from` a damaged
-//! record is stepped over, since later records were acknowledged and a cut would lose them; from
-//! `strict_from` on, the first bytes that are no intact record end the log, for that is what a torn
-//! write looks like.
+//! record is stepped over, since later records were acknowledged and a cut would lose them. From
+//! `strict_from` on, bytes that are no intact record are what a torn write looks like and end the
+//! log, unless a record behind them proves that they were stored whole once: then they are damage,
+//! and what follows them is kept.
 
 use crate::error::{FileError, OpenError};
 use crate::format::record::{Decoded, Record, RecordError, SIZE_HEAD, can_have_size, decode};
@@ -12,8 +13,29 @@ use crate::log_window::{LogWindow, SCAN_BYTES, WindowLimits};
 /// Smallest piece looked at when searching for the next record behind damage.
 const SEARCH_BYTES: usize = 64 << 10;
 
+/// What shows that bad bytes are damage and no torn write.
+#[derive(Clone, Copy)]
+pub struct Proof<'a> {
+    /// Bytes from the bad place to the first that are looked at: what a crash can have torn.
+    pub from: u64,
+    /// Bytes from the bad place to where looking ends; nothing is looked at if this is 0.
+    pub to: u64,
+    /// Whether an intact record at its own log offset could only be there if everything before it
+    /// had been stored whole.
+    pub accepts: &'a dyn Fn(&Record<'_>) -> bool,
+}
+
+impl Proof<'_> {
+    /// Nothing is proof: the first bad bytes end the log.
+    pub const NONE: Proof<'static> = Proof {
+        from: 0,
+        to: 0,
+        accepts: &|_| false,
+    };
+}
+
 /// The part of a log a scan walks.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct ScanRange<'a> {
     /// Bases of all log files, ascending and without gaps.
     pub bases: &'a [u64],
@@ -21,8 +43,10 @@ pub struct ScanRange<'a> {
     pub file_size: u64,
     /// A record boundary to start from.
     pub from: u64,
-    /// Log offset from which the first damage ends the log.
+    /// Log offset from which damage ends the log, unless a record behind it proves otherwise.
     pub strict_from: u64,
+    /// Where proof is looked for.
+    pub proof: Proof<'a>,
     /// Log offset from which topic and properties are looked at too: the writes a crash can have
     /// torn.
     pub in_flight_from: u64,
@@ -149,13 +173,20 @@ fn step(
                     note(found, at, next, problem.unwrap_or(RecordError::Blank));
                     return Ok(Step::Next(next));
                 }
-                Err(problem) if at < range.strict_from && in_place => {
+                Err(problem) if in_place => {
                     let next = at + u64::from(record.size());
-                    visit(Scanned {
-                        offset: at,
-                        record,
-                        damaged: true,
-                    })?;
+                    if ends_log(window, range, at, next)? {
+                        return Ok(Step::End(Some(problem)));
+                    }
+                    let bytes = record_bytes(window, at, file_end)?;
+                    // Read again, for the search moved the window on.
+                    if let Ok(record) = Record::decode(bytes) {
+                        visit(Scanned {
+                            offset: at,
+                            record,
+                            damaged: true,
+                        })?;
+                    }
                     note(found, at, next, problem);
                     return Ok(Step::Next(next));
                 }
@@ -164,7 +195,7 @@ fn step(
         }
         Err(problem) => problem,
     };
-    if at >= range.strict_from {
+    if ends_log(window, range, at, at + 1)? {
         return Ok(Step::End(Some(problem)));
     }
     let next = next_record(window, at + 1, file_end)?.unwrap_or(file_end);
@@ -175,6 +206,42 @@ fn step(
     } else {
         Step::End(Some(problem))
     })
+}
+
+/// Whether bad bytes at `at` are the log's end: a write can have been torn there, and no record
+/// from `next` on proves that none was.
+fn ends_log(
+    window: &mut LogWindow,
+    range: &ScanRange<'_>,
+    at: u64,
+    next: u64,
+) -> Result<bool, FileError> {
+    if at < range.strict_from {
+        return Ok(false);
+    }
+    let proof = &range.proof;
+    let end = at.saturating_add(proof.to);
+    let mut place = next.max(at.saturating_add(proof.from));
+    while place < end {
+        let base = place - place % range.file_size;
+        if range.bases.binary_search(&base).is_err() {
+            break;
+        }
+        let file_end = base + range.file_size;
+        let Some(found) = next_record(window, place, file_end.min(end))? else {
+            place = file_end;
+            continue;
+        };
+        let bytes = record_bytes(window, found, file_end)?;
+        match Record::decode(bytes) {
+            Ok(record) if record.check_body().is_ok() && (proof.accepts)(&record) => {
+                return Ok(false);
+            }
+            Ok(record) => place = found + u64::from(record.size()),
+            Err(_) => place = found + 1,
+        }
+    }
+    Ok(true)
 }
 
 /// After a blank record the log goes on in the next file, or ends before the blank without one.
@@ -229,16 +296,26 @@ fn record_bytes(window: &mut LogWindow, at: u64, file_end: u64) -> Result<&[u8],
     Ok(bytes.unwrap_or(&[]))
 }
 
-/// The next position from `from` on, below `file_end`, where a record stands that says it belongs
+/// The next position from `from` on, below `end`, where a record stands that says it belongs
 /// there.
-fn next_record(window: &mut LogWindow, from: u64, file_end: u64) -> Result<Option<u64>, FileError> {
+fn next_record(window: &mut LogWindow, from: u64, end: u64) -> Result<Option<u64>, FileError> {
     let mut at = from;
-    while at + 8 < file_end {
-        let left = usize::try_from(file_end - at).unwrap_or(usize::MAX);
+    let file_end = window.base_of(from) + window.file_size();
+    // A head may go on behind `end`.
+    let end = end.saturating_add(35).min(file_end);
+    while at + 8 < end {
+        let left = usize::try_from(end - at).unwrap_or(usize::MAX);
         let size = left.min(SEARCH_BYTES);
         let Some(bytes) = window.bytes(at, size, WindowLimits::QUIET, SCAN_BYTES)? else {
             return Ok(None);
         };
+        if is_zero(bytes) {
+            if size < SEARCH_BYTES {
+                return Ok(None);
+            }
+            at += (size - 35) as u64;
+            continue;
+        }
         let hits = bytes.windows(36).enumerate();
         let candidate =
             hits.map(|(index, head)| (at + index as u64, head))
@@ -262,6 +339,13 @@ fn next_record(window: &mut LogWindow, from: u64, file_end: u64) -> Result<Optio
 
 fn decodes(window: &mut LogWindow, at: u64, file_end: u64) -> Result<bool, FileError> {
     Ok(Record::decode(record_bytes(window, at, file_end)?).is_ok())
+}
+
+/// Whether all bytes are zero.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    let (chunks, rest) = bytes.as_chunks::<64>();
+    let zero = |chunk: &[u8; 64]| chunk.iter().fold(0, |all, byte| all | byte) == 0;
+    chunks.iter().all(zero) && rest.iter().all(|byte| *byte == 0)
 }
 
 #[cfg(test)]
@@ -334,6 +418,7 @@ mod tests {
             file_size: FILE,
             from: 0,
             strict_from,
+            proof: Proof::NONE,
             in_flight_from: strict_from,
             check_crc: true,
         };

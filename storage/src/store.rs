@@ -4,7 +4,6 @@
 //! then removes `abort`. A store that is dropped without being closed is left as a crash of the
 //! process would leave it, except that what was appended is finished.
 
-use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -19,6 +18,7 @@ use crate::consume_queue::ConsumeQueueError;
 use crate::dispatch::{DispatchState, WakeQueue, Waker};
 use crate::error::{CloseError, FileError, OpenError, RetentionError};
 use crate::flusher::{Flusher, FlusherThread};
+use crate::former_run;
 use crate::index_file::Index;
 use crate::layout::Layout;
 use crate::lock::StoreLock;
@@ -71,6 +71,8 @@ pub struct OpenReport {
     pub log_end: u64,
     /// Log bytes that were looked at record by record.
     pub scanned_bytes: u64,
+    /// Bytes behind the log's end that were looked at for what a crash may have left.
+    pub wiped_bytes: u64,
     /// Queue entries that were missing and were made again.
     pub rebuilt_entries: u64,
     /// Damaged places that were stepped over.
@@ -170,14 +172,13 @@ impl Store {
             log_start = report.log_start,
             log_end = report.log_end,
             scanned_bytes = report.scanned_bytes,
+            wiped_bytes = report.wiped_bytes,
             queues = report.queues,
             clean = report.clean,
             "store recovered in {:?}",
             started.elapsed()
         );
-        let abort = layout.abort();
-        medium::name(&abort, || File::create(&abort)).map_err(FileError::at("create", &abort))?;
-        sync_directory(layout.root()).map_err(FileError::at("sync", layout.root()))?;
+        former_run::announce(&layout, config)?;
         Ok((layout, lock, recovered))
     }
 

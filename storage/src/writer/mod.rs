@@ -18,6 +18,7 @@ use crate::append::Unanswered;
 use crate::append_queue::{AppendFailure, PortEnd};
 use crate::commit_log::{Geometry, LogStatus};
 use crate::config::FlushMode;
+use crate::disk::probe::LARGEST_BLOCK;
 use crate::disk::{Completion, Disk, FileSlot, MAX_FILES, MAX_REQUESTS};
 use crate::dispatch::DispatchSender;
 use crate::metrics::WriteMetrics;
@@ -35,6 +36,10 @@ pub(crate) mod thread;
 pub(crate) const BATCH_BYTES: u64 = 256 * 1024;
 /// Batches in flight under backlog.
 const BATCHES_IN_FLIGHT: usize = 4;
+/// Most bytes, in whole blocks, between the first byte that is not written yet and the end of what
+/// was handed to the disk, the unused rest of a file that was left aside. What lies behind that was
+/// never written to: recovery depends on it (docs/durability.md, "Crash recovery").
+pub(crate) const IN_FLIGHT_BYTES: u64 = BATCHES_IN_FLIGHT as u64 * BATCH_BYTES + 2 * LARGEST_BLOCK;
 /// Bytes zeroed ahead of the tail in a file that is not zeroed whole.
 pub(crate) const ZERO_AHEAD: u64 = 64 << 20;
 /// How long to wait before looking again for room that nobody announces: in the dispatcher's queue,

@@ -5,8 +5,8 @@ use std::io;
 use std::time::Duration;
 
 use super::{
-    Attached, BATCH_BYTES, BATCHES_IN_FLIGHT, InFlight, LogFile, LogFiles, Now, QueueOffsets,
-    Rolled, Staged, Syncing, Writer, ZERO_AHEAD, Zeroing,
+    Attached, BATCH_BYTES, BATCHES_IN_FLIGHT, IN_FLIGHT_BYTES, InFlight, LogFile, LogFiles, Now,
+    QueueOffsets, Rolled, Staged, Syncing, Writer, ZERO_AHEAD, Zeroing,
 };
 use crate::config::FlushMode;
 use crate::disk::{Disk, Request, Source, ZERO_BYTES};
@@ -70,6 +70,11 @@ where
             "a batch outside the active file"
         );
         let (slot, base) = (active.slot, active.base);
+        let written = self.marks.written().max(base);
+        assert!(
+            block_end <= written + IN_FLIGHT_BYTES,
+            "more in flight than recovery reckons with"
+        );
         active.zeroed_to = active.zeroed_to.max(block_end);
         active.zeroing_to = active.zeroing_to.max(active.zeroed_to);
         // The rest of a file behind its blank record is zeros and counts as written with it.

@@ -2,6 +2,7 @@
 //! crashes, and readers beside writers.
 
 mod crash;
+mod damage;
 mod golden;
 mod kill;
 mod running;

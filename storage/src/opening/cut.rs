@@ -1,0 +1,149 @@
+//! The end of the log on disk: nothing but zeros behind it, and what stands before it durable.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::Opening;
+use crate::error::{FileError, OpenError};
+use crate::format::record::RecordError;
+use crate::former_run::FormerRun;
+use crate::log_window::{LogWindow, WindowLimits};
+use crate::medium::{self, sync_directory};
+use crate::recovery::{ScanEnd, is_zero};
+
+/// Read at a time when looking for what is not zero, in bytes.
+const WIPE_BYTES: usize = 4 << 20;
+
+impl Opening<'_> {
+    /// Removes files beyond the log's end and zeroes what a crash can have left behind it in its
+    /// file: a later record could bring it back to life.
+    pub(super) fn cut_log(&mut self, found: &ScanEnd) -> Result<(), OpenError> {
+        let end = found.end;
+        for base in self.bases.iter().filter(|base| **base > end) {
+            remove(&self.window.path_of(*base))?;
+        }
+        if self.bases.last().is_some_and(|base| *base > end) {
+            let directory = self.layout.commit_log();
+            sync_directory(directory).map_err(FileError::at("sync", directory))?;
+        }
+        self.bases.retain(|base| *base <= end);
+        let believed = self.former.is_closed() && self.resume.is_some();
+        let zeros_behind = believed && found.reason == Some(RecordError::Magic { found: 0 });
+        let size = self.config.commit_log_file_size;
+        let holds_end = self.bases.last().is_some_and(|base| end < base + size);
+        if holds_end && !zeros_behind {
+            self.window.forget();
+            let file_end = end - end % size + size;
+            let to = match self.former {
+                FormerRun::Bounded(bytes) => end.saturating_add(bytes).min(file_end),
+                FormerRun::Closed | FormerRun::Unbounded => file_end,
+            };
+            self.report.wiped_bytes = to - end;
+            wipe(&mut self.window, end, to)?;
+        }
+        self.window.forget();
+        if !believed {
+            self.sync_log()?;
+        }
+        if holds_end {
+            uncache(&self.window.path_of(end));
+        }
+        Ok(())
+    }
+
+    /// Has the scan read what is on the disk. After a failed write the page cache may hold pages
+    /// that it takes for stored and that are not: a record found in them would be gone once they
+    /// are evicted.
+    pub(super) fn drop_cached_log(&mut self) -> Result<(), OpenError> {
+        self.sync_log()?;
+        let from = self.resume.as_ref().map_or(0, |point| point.log_offset);
+        for base in &self.bases {
+            if base + self.config.commit_log_file_size > from {
+                uncache(&self.window.path_of(*base));
+            }
+        }
+        self.window.forget();
+        Ok(())
+    }
+
+    /// Makes durable what was found behind the resume point. A process that was killed leaves
+    /// bytes that only the page cache or the drive's cache holds; records that are acknowledged
+    /// from now on stand behind them, and a hole in front of those would take them along.
+    fn sync_log(&self) -> Result<(), OpenError> {
+        let from = self.resume.as_ref().map_or(0, |point| point.log_offset);
+        for base in &self.bases {
+            if base + self.config.commit_log_file_size > from {
+                let path = self.window.path_of(*base);
+                let synced = File::open(&path).and_then(|file| medium::sync_file(&file));
+                synced.map_err(FileError::at("sync", &path))?;
+            }
+        }
+        let directory = self.layout.commit_log();
+        sync_directory(directory).map_err(FileError::at("sync", directory))?;
+        Ok(())
+    }
+}
+
+pub(super) fn remove(path: &Path) -> Result<(), OpenError> {
+    tracing::warn!(path = %path.display(), "removing a file beyond the log's end");
+    Ok(medium::remove_file(path).map_err(FileError::at("remove", path))?)
+}
+
+/// Zeroes whatever is not zero in `[from, to)`, which lies in one file, durably.
+fn wipe(window: &mut LogWindow, from: u64, to: u64) -> Result<(), OpenError> {
+    let path = window.path_of(from);
+    let base = window.base_of(from);
+    let mut file: Option<File> = None;
+    let mut at = from;
+    while at < to {
+        let size = (WIPE_BYTES as u64 - at % WIPE_BYTES as u64).min(to - at) as usize;
+        let limits = WindowLimits {
+            end: u64::MAX,
+            // Past the page cache: the file is written that way from now on.
+            active_base: base,
+        };
+        let dirty = window
+            .bytes(at, size, limits, WIPE_BYTES)?
+            .map_or(0..0, dirty_part);
+        if !dirty.is_empty() {
+            let opened = match file.take() {
+                Some(file) => file,
+                None => OpenOptions::new()
+                    .write(true)
+                    .open(&path)
+                    .map_err(FileError::at("open", &path))?,
+            };
+            let zeros = vec![0; dirty.len()];
+            opened
+                .write_all_at(&zeros, at - base + dirty.start as u64)
+                .map_err(FileError::at("zero the end of", &path))?;
+            file = Some(opened);
+        }
+        at += size as u64;
+    }
+    if let Some(file) = file {
+        medium::sync_file(&file).map_err(FileError::at("sync", &path))?;
+    }
+    Ok(())
+}
+
+/// Drops what the page cache holds of a file that was synced before: direct writes over cached
+/// pages are slow.
+fn uncache(path: &Path) {
+    // Where it fails, the first write over each page pays for it.
+    let _ = medium::forget_cached(path);
+}
+
+/// From the first to the last byte that is not zero.
+fn dirty_part(bytes: &[u8]) -> std::ops::Range<usize> {
+    if is_zero(bytes) {
+        return 0..0;
+    }
+    let first = bytes.iter().position(|byte| *byte != 0);
+    let last = bytes.iter().rposition(|byte| *byte != 0);
+    match (first, last) {
+        (Some(first), Some(last)) => first..last + 1,
+        _ => 0..0,
+    }
+}
