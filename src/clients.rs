@@ -24,6 +24,9 @@ pub const CHANNEL_EXPIRED_MS: i64 = 120_000;
 /// Most groups one connection may register with.
 const MAX_GROUPS_PER_CHANNEL: usize = 4096;
 
+/// Most bytes of subscriptions of all groups together.
+const SUBSCRIPTION_BYTES_MAX: usize = 256 << 20;
+
 /// One client of a group: a connection and what its last heartbeat said.
 #[derive(Debug)]
 pub struct Member {
@@ -83,6 +86,8 @@ pub struct ConsumerView {
     pub subscriptions: HashMap<Arc<str>, Arc<Subscription>>,
     /// The connected clients.
     pub members: Vec<Arc<Member>>,
+    /// What the subscriptions take, in bytes.
+    subscription_bytes: usize,
     /// Fingerprint of the last V2 heartbeat; 0 for none.
     pub fingerprint: i32,
 }
@@ -149,7 +154,16 @@ pub struct Registered {
     pub changed: bool,
     /// The fingerprint known for the group differed.
     pub fingerprint_differed: bool,
+    /// Its subscriptions are not kept: those of all groups would take this many bytes.
+    pub too_large: Option<SubscriptionsFull>,
 }
+
+/// The subscriptions of all groups would take too much.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the subscriptions of all groups would take {0} bytes and may take {SUBSCRIPTION_BYTES_MAX}"
+)]
+pub struct SubscriptionsFull(usize);
 
 /// A producer group: its clients, and whose turn it is to be asked.
 #[derive(Debug, Default)]
@@ -190,6 +204,8 @@ pub struct Clients {
     producers: LockFreeMap<Arc<str>, Arc<ProducerGroup>>,
     channels: Mutex<HashMap<Channel, ChannelGroups>>,
     refused: AtomicU64,
+    /// Bytes of the subscriptions of all groups.
+    subscription_bytes: AtomicUsize,
 }
 
 impl Clients {
@@ -257,7 +273,7 @@ impl Clients {
             {
                 continue;
             }
-            let registered = merge(&group, heartbeat, member, now_ms);
+            let registered = self.merge(&group, heartbeat, member, now_ms);
             drop(guard);
             return registered;
         }
@@ -355,11 +371,16 @@ impl Clients {
             return false;
         }
         let members = without(&view.members, channel);
+        let mut subscription_bytes = view.subscription_bytes;
         if members.is_empty() {
             self.consumers.pin().remove(group);
+            self.subscription_bytes
+                .fetch_sub(subscription_bytes, Ordering::Relaxed);
+            subscription_bytes = 0;
         }
         held.view.store(Arc::new(ConsumerView {
             members,
+            subscription_bytes,
             ..(*view).clone()
         }));
         held.updated_ms.store(now_ms, Ordering::Relaxed);
@@ -411,58 +432,80 @@ impl Clients {
             }
         }
     }
-}
 
-/// Merges a heartbeat into a group whose lock the caller holds.
-fn merge(
-    group: &ConsumerGroup,
-    heartbeat: ConsumerHeartbeat,
-    member: &Arc<Member>,
-    now_ms: i64,
-) -> Registered {
-    let old = group.view.load_full();
-    let known = old
-        .member(member.channel)
-        .filter(|known| same_client(known, member));
-    if let Some(known) = known {
-        known.seen(now_ms);
+    /// Merges a heartbeat into a group whose lock the caller holds.
+    fn merge(
+        &self,
+        group: &ConsumerGroup,
+        heartbeat: ConsumerHeartbeat,
+        member: &Arc<Member>,
+        now_ms: i64,
+    ) -> Registered {
+        let old = group.view.load_full();
+        let known = old
+            .member(member.channel)
+            .filter(|known| same_client(known, member));
+        if let Some(known) = known {
+            known.seen(now_ms);
+        }
+        let joined = known.is_none();
+        let merged = heartbeat
+            .subscriptions
+            .and_then(|sent| merge_subscriptions(&old, sent));
+        let mut too_large = None;
+        let merged = merged.filter(|(subscriptions, _)| {
+            let bytes = bytes_of(subscriptions);
+            let all = &self.subscription_bytes;
+            let others = all
+                .load(Ordering::Relaxed)
+                .saturating_sub(old.subscription_bytes);
+            if bytes > old.subscription_bytes && others + bytes > SUBSCRIPTION_BYTES_MAX {
+                too_large = Some(SubscriptionsFull(others + bytes));
+            }
+            too_large.is_none()
+        });
+        let topics_changed = merged.as_ref().is_some_and(|(_, changed)| *changed);
+        let same_shape = old.consume_type == heartbeat.consume_type
+            && old.message_model == heartbeat.message_model
+            && old.consume_from_where == heartbeat.consume_from_where
+            && old.fingerprint == heartbeat.fingerprint;
+        let registered = Registered {
+            changed: joined || topics_changed,
+            fingerprint_differed: old.fingerprint != 0 && old.fingerprint != heartbeat.fingerprint,
+            too_large,
+        };
+        if !joined && merged.is_none() && same_shape {
+            return registered;
+        }
+        let mut view = ConsumerView {
+            consume_type: heartbeat.consume_type,
+            message_model: heartbeat.message_model,
+            consume_from_where: heartbeat.consume_from_where,
+            fingerprint: heartbeat.fingerprint,
+            ..(*old).clone()
+        };
+        if let Some((subscriptions, _)) = merged {
+            view.subscription_bytes = bytes_of(&subscriptions);
+            view.subscriptions = subscriptions;
+            let all = &self.subscription_bytes;
+            all.fetch_add(view.subscription_bytes, Ordering::Relaxed);
+            all.fetch_sub(old.subscription_bytes, Ordering::Relaxed);
+        }
+        if joined {
+            view.members = without(&view.members, member.channel);
+            view.members.push(Arc::clone(member));
+        }
+        group.view.store(Arc::new(view));
+        group.updated_ms.store(now_ms, Ordering::Relaxed);
+        registered
     }
-    let joined = known.is_none();
-    let merged = heartbeat
-        .subscriptions
-        .and_then(|sent| merge_subscriptions(&old, sent));
-    let topics_changed = merged.as_ref().is_some_and(|(_, changed)| *changed);
-    let same_shape = old.consume_type == heartbeat.consume_type
-        && old.message_model == heartbeat.message_model
-        && old.consume_from_where == heartbeat.consume_from_where
-        && old.fingerprint == heartbeat.fingerprint;
-    let registered = Registered {
-        changed: joined || topics_changed,
-        fingerprint_differed: old.fingerprint != 0 && old.fingerprint != heartbeat.fingerprint,
-    };
-    if !joined && merged.is_none() && same_shape {
-        return registered;
-    }
-    let mut view = ConsumerView {
-        consume_type: heartbeat.consume_type,
-        message_model: heartbeat.message_model,
-        consume_from_where: heartbeat.consume_from_where,
-        fingerprint: heartbeat.fingerprint,
-        ..(*old).clone()
-    };
-    if let Some((subscriptions, _)) = merged {
-        view.subscriptions = subscriptions;
-    }
-    if joined {
-        view.members = without(&view.members, member.channel);
-        view.members.push(Arc::clone(member));
-    }
-    group.view.store(Arc::new(view));
-    group.updated_ms.store(now_ms, Ordering::Relaxed);
-    registered
 }
 
 type Subscriptions = HashMap<Arc<str>, Arc<Subscription>>;
+
+fn bytes_of(subscriptions: &Subscriptions) -> usize {
+    subscriptions.values().map(|sent| sent.bytes()).sum()
+}
 
 /// The merged table and whether topics came or went; `None` when nothing changes at all.
 fn merge_subscriptions(
@@ -503,4 +546,60 @@ fn without(members: &[Arc<Member>], channel: Channel) -> Vec<Arc<Member>> {
         .filter(|member| member.channel != channel)
         .cloned()
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use saturnmq_net::messages::heartbeat::SubscriptionData;
+
+    use super::*;
+
+    fn member(conn: u64) -> Arc<Member> {
+        let channel = Channel {
+            core: 0,
+            conn: saturnmq_net::driver::ConnectionId::from_bits(conn),
+        };
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        Arc::new(Member::new(channel, "id", Language::Java, 399, peer, 0))
+    }
+
+    fn heartbeat(group: &str, expression_bytes: usize) -> ConsumerHeartbeat {
+        let data = SubscriptionData {
+            topic: "T".into(),
+            sub_string: "x".repeat(expression_bytes),
+            // Not hashed: that takes long for so many bytes.
+            expression_type: "SQL92".into(),
+            ..SubscriptionData::default()
+        };
+        ConsumerHeartbeat {
+            group: group.into(),
+            consume_type: ConsumeType::default(),
+            message_model: MessageModel::default(),
+            consume_from_where: ConsumeFromWhere::default(),
+            subscriptions: Some(vec![Subscription::new(data)]),
+            fingerprint: 0,
+        }
+    }
+
+    #[test]
+    fn subscriptions_of_clients_cannot_fill_the_memory() {
+        let clients = Clients::default();
+        let member = member(1);
+        let beat = |group: &str| {
+            let heartbeat = heartbeat(group, 60 << 20);
+            clients.register_consumer(heartbeat, &member, 0)
+        };
+        for group in ["a", "b", "c", "d"] {
+            assert_eq!(beat(group).too_large, None);
+            assert_eq!(beat(group).too_large, None, "the same again is no more");
+        }
+        let full = beat("e").too_large.expect("it is too much");
+        assert!(full.to_string().contains("may take 268435456"), "{full}");
+        let view = clients.consumer("e").expect("registered").view();
+        assert!(view.subscriptions.is_empty() && view.members.len() == 1);
+        clients.unregister_consumer("a", member.channel, 0);
+        assert_eq!(beat("e").too_large, None);
+        clients.closed(member.channel, 0);
+        assert_eq!(clients.subscription_bytes.load(Ordering::Relaxed), 0);
+    }
 }

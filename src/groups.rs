@@ -17,6 +17,21 @@ const FORBIDDEN_MAX: usize = 100_000;
 
 /// With so many groups none is made automatically any more: their names come from clients.
 const AUTOMATIC_MAX: usize = 100_000;
+/// Most groups that administrators may come to.
+const GROUPS_MAX: usize = 300_000;
+/// Longest configuration of one group, in bytes of JSON: members without meaning here are kept.
+const CONFIG_BYTES_MAX: usize = 64 << 10;
+
+/// The table does not take a group.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum GroupRefused {
+    /// There are too many.
+    #[error("there would be {0} groups and may be {GROUPS_MAX}: delete groups that nobody uses")]
+    Full(usize),
+    /// Its configuration is too long.
+    #[error("the group's configuration takes {0} bytes and may take {CONFIG_BYTES_MAX}")]
+    Long(usize),
+}
 
 /// What is configured for a consumer group.
 #[derive(Debug, Clone, PartialEq)]
@@ -326,6 +341,27 @@ impl Groups {
         (self.insert(config, Some(ticket)), ticket)
     }
 
+    /// Whether these groups, new ones or altered ones, fit the table. Requests on several cores may
+    /// each get the last room: the table then has a few more.
+    ///
+    /// # Errors
+    /// [`GroupRefused`], naming the limit.
+    pub fn check_room(&self, configs: &[GroupConfig]) -> Result<(), GroupRefused> {
+        let is_new = |config: &&GroupConfig| self.get(&config.name).is_none();
+        let added = configs.iter().filter(is_new).count();
+        let wanted = self.len() + added;
+        if added > 0 && wanted > GROUPS_MAX {
+            return Err(GroupRefused::Full(wanted));
+        }
+        for config in configs {
+            let bytes = config.to_json().to_string().len();
+            if bytes > CONFIG_BYTES_MAX {
+                return Err(GroupRefused::Long(bytes));
+            }
+        }
+        Ok(())
+    }
+
     /// Makes or alters a group. `None`: nothing differed and nothing is to be waited for.
     pub fn create_or_update(&self, config: GroupConfig) -> Option<Ticket> {
         let mut state = self.lock();
@@ -579,6 +615,22 @@ mod tests {
             (0, 4)
         );
         assert!(groups.set_forbidden("g", "T", 0).is_none());
+    }
+
+    #[test]
+    fn groups_of_administrators_cannot_fill_the_memory() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let groups = groups(&dir, None);
+        let many: Vec<_> = (0..GROUPS_MAX)
+            .map(|n| GroupConfig::new(format!("g{n}")))
+            .collect();
+        let full = groups.check_room(&many).expect_err("too many at once");
+        assert!(full.to_string().contains("may be 300000"), "{full}");
+        assert_eq!(groups.check_room(&many[..10]), Ok(()));
+        let mut long = GroupConfig::new("long");
+        long.extra.insert("x".into(), json!("y".repeat(70_000)));
+        let long = groups.check_room(&[long]).expect_err("too long");
+        assert!(long.to_string().contains("may take 65536"), "{long}");
     }
 
     #[test]

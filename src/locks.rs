@@ -2,7 +2,7 @@
 //! may consume a queue right now. In memory only; a lock not renewed for [`LOCK_LIFE_MS`] is free.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use papaya::HashMap as LockFreeMap;
@@ -13,6 +13,10 @@ pub const LOCK_LIFE_MS: i64 = 60_000;
 
 /// Most queues one group may hold locks for; more are not granted.
 const MAX_LOCKS_PER_GROUP: usize = 100_000;
+/// Most locks of all groups together; more are not granted.
+const MAX_LOCKS: usize = 500_000;
+/// Longest name of a topic or broker that is locked; longer ones are not granted.
+const NAME_MAX: usize = 255;
 
 #[derive(Debug)]
 struct Lock {
@@ -34,10 +38,18 @@ struct GroupLocks {
 }
 
 impl GroupLocks {
-    fn change<T>(&self, change: impl FnOnce(&mut HashMap<MessageQueue, Lock>) -> T) -> T {
+    /// Changes the table, and `held` by as many locks as come and go.
+    fn change<T>(
+        &self,
+        held: &AtomicUsize,
+        change: impl FnOnce(&mut HashMap<MessageQueue, Lock>) -> T,
+    ) -> T {
         // A panic of another holder leaves the table whole: every change is one map operation.
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = locks.len();
         let result = change(&mut locks);
+        held.fetch_add(locks.len(), Ordering::Relaxed);
+        held.fetch_sub(before, Ordering::Relaxed);
         let until = locks
             .values()
             .map(|lock| lock.renewed_ms + LOCK_LIFE_MS)
@@ -52,6 +64,8 @@ impl GroupLocks {
 #[derive(Debug, Default)]
 pub struct QueueLocks {
     groups: LockFreeMap<Arc<str>, Arc<GroupLocks>>,
+    /// Locks of all groups, those that ran out and are not swept yet included.
+    held: AtomicUsize,
 }
 
 impl QueueLocks {
@@ -71,10 +85,10 @@ impl QueueLocks {
         loop {
             let locks = self.group(group);
             // A group without locks leaves the map under its mutex: start again then.
-            let kept = locks.change(|table| {
+            let kept = locks.change(&self.held, |table| {
                 let kept = self.keeps(group, &locks);
                 if kept {
-                    take(table, &client, &mut held, now_ms);
+                    take(table, self.room(table.len()), &client, &mut held, now_ms);
                 }
                 kept
             });
@@ -89,7 +103,7 @@ impl QueueLocks {
         let Some(group) = self.groups.pin().get(group).cloned() else {
             return;
         };
-        group.change(|locks| {
+        group.change(&self.held, |locks| {
             for queue in queues {
                 if locks.get(queue).is_some_and(|lock| &*lock.client == client) {
                     locks.remove(queue);
@@ -109,7 +123,7 @@ impl QueueLocks {
     /// The client that holds a queue, if its lock is still good.
     pub fn holder(&self, group: &str, queue: &MessageQueue, now_ms: i64) -> Option<Arc<str>> {
         let group = self.groups.pin().get(group).cloned()?;
-        group.change(|locks| {
+        group.change(&self.held, |locks| {
             let lock = locks.get(queue).filter(|lock| !lock.is_expired(now_ms))?;
             Some(Arc::clone(&lock.client))
         })
@@ -119,13 +133,20 @@ impl QueueLocks {
     pub fn sweep(&self, now_ms: i64) {
         let groups = self.groups.pin();
         for (name, group) in &groups {
-            group.change(|locks| {
+            group.change(&self.held, |locks| {
                 locks.retain(|_, lock| !lock.is_expired(now_ms));
                 if locks.is_empty() {
                     groups.remove(name);
                 }
             });
         }
+    }
+
+    /// How many more locks a group may have that has `own`.
+    fn room(&self, own: usize) -> usize {
+        let all = self.held.load(Ordering::Relaxed);
+        let rest = MAX_LOCKS_PER_GROUP.saturating_sub(own);
+        rest.min(MAX_LOCKS.saturating_sub(all))
     }
 
     fn keeps(&self, name: &str, group: &Arc<GroupLocks>) -> bool {
@@ -144,14 +165,15 @@ impl QueueLocks {
     }
 }
 
-/// Takes or renews locks, and leaves in `queues` those that `client` holds then.
+/// Takes or renews locks, at most `room` new ones, and leaves in `queues` those that `client` holds
+/// then.
 fn take(
     locks: &mut HashMap<MessageQueue, Lock>,
+    mut room: usize,
     client: &Arc<str>,
     queues: &mut Vec<MessageQueue>,
     now_ms: i64,
 ) {
-    let mut room = MAX_LOCKS_PER_GROUP.saturating_sub(locks.len());
     queues.retain(|queue| match locks.get_mut(queue) {
         Some(lock) if lock.client == *client || lock.is_expired(now_ms) => {
             lock.client = Arc::clone(client);
@@ -160,6 +182,7 @@ fn take(
         }
         Some(_) => false,
         None if room == 0 => false,
+        None if queue.topic.len().max(queue.broker_name.len()) > NAME_MAX => false,
         None => {
             room -= 1;
             let lock = Lock {
@@ -223,6 +246,24 @@ mod tests {
         assert!(!locks.holds_any("g", 1001 + LOCK_LIFE_MS));
         locks.unlock("g", "a", &queues(&[0]));
         assert!(!locks.holds_any("g", 1000));
+    }
+
+    #[test]
+    fn locks_of_many_groups_cannot_fill_the_memory() {
+        let locks = QueueLocks::default();
+        let all: Vec<i32> = (0..60_000).collect();
+        let granted: usize = (0..10)
+            .map(|n| locks.lock(&format!("g{n}"), "a", queues(&all), 0).len())
+            .sum();
+        assert_eq!(granted, MAX_LOCKS);
+        assert_eq!(locks.lock("g0", "a", queues(&[0]), 1).len(), 1, "renewed");
+        locks.unlock("g0", "a", &queues(&[0]));
+        assert_eq!(locks.lock("late", "a", queues(&[0, 1]), 1).len(), 1);
+        locks.sweep(2 + LOCK_LIFE_MS);
+        assert_eq!(locks.held.load(Ordering::Relaxed), 0);
+        let mut long = queues(&[0]);
+        long[0].topic = "t".repeat(256);
+        assert!(locks.lock("g", "a", long, 0).is_empty());
     }
 
     #[test]

@@ -76,6 +76,19 @@ impl Subscription {
         }
     }
 
+    /// What it takes in memory, roughly, in bytes.
+    pub fn bytes(&self) -> usize {
+        const EACH: usize = 64;
+        let data = &self.data;
+        let tags: usize = data.tags_set.iter().map(|tag| EACH + tag.len()).sum();
+        let codes = match &self.filter {
+            TagFilter::All => 0,
+            TagFilter::Codes(codes) => 4 * codes.len(),
+        };
+        let text = 2 * self.topic.len() + data.sub_string.len() + data.expression_type.len();
+        size_of::<Self>() + EACH + text + tags + codes + 8 * data.code_set.len()
+    }
+
     /// Whether the expression is a tag expression.
     pub fn is_tag(&self) -> bool {
         is_tag(&self.data.expression_type)

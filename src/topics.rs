@@ -1,7 +1,7 @@
 //! Topics: name to configuration, read by every core without a lock, kept in `topics.json`.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use saturnmq_storage::queue_table::Queue;
@@ -11,6 +11,10 @@ use crate::names;
 use crate::persist::{File, LoadError, Persist, Ticket};
 use crate::state_json::{DataVersion, Generation, JsonWriter};
 use crate::traffic::Traffic;
+
+mod room;
+
+pub use room::{MOST_QUEUES, TopicsFull};
 
 /// Permission bit: readable.
 pub const PERM_READ: i32 = 4;
@@ -25,7 +29,6 @@ const CACHED_QUEUES: i32 = 4096;
 
 /// With so many topics none is made automatically any more: their names come from clients.
 const AUTOMATIC_MAX: usize = 100_000;
-
 /// How a topic's messages are tagged; kept, without effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TopicFilterType {
@@ -89,6 +92,12 @@ impl TopicConfig {
             order: false,
             attributes: BTreeMap::new(),
         }
+    }
+
+    /// What counts of its queues; none above what administrators may ask for can be reached.
+    fn queues(&self) -> usize {
+        let queues = self.read_queues.max(self.write_queues);
+        usize::try_from(queues).map_or(0, |queues| queues.min(MOST_QUEUES))
     }
 
     fn read(name: &str, value: &Value) -> Self {
@@ -313,6 +322,8 @@ pub struct Topics {
     version: Mutex<DataVersion>,
     generation: Generation,
     next_rank: AtomicU64,
+    /// Queues of all topics together.
+    queues: AtomicUsize,
     listener: OnceLock<TopicListener>,
 }
 
@@ -329,6 +340,7 @@ impl Topics {
             version: Mutex::new(loaded.version),
             generation: loaded.generation,
             next_rank: AtomicU64::new(0),
+            queues: AtomicUsize::new(0),
             listener: OnceLock::new(),
         };
         for config in loaded.topics {
@@ -404,8 +416,12 @@ impl Topics {
                 }
             }
         }
+        let before = old.map_or(0, |old| old.config.queues());
         let topic = Arc::new(topic);
         table.insert(name, Arc::clone(&topic));
+        self.queues
+            .fetch_add(topic.config.queues(), Ordering::Relaxed);
+        self.queues.fetch_sub(before, Ordering::Relaxed);
         topic
     }
 
@@ -470,6 +486,9 @@ impl Topics {
         let mut config = TopicConfig::new(name, queues, from.config.perm & !PERM_INHERIT);
         config.filter_type = from.config.filter_type;
         config.sys_flag = sys_flag;
+        if let Err(full) = self.check_room(std::slice::from_ref(&config)) {
+            return AutoCreate::Refused(full.to_string());
+        }
         match self.create_if_absent(config) {
             (topic, Some(ticket)) => AutoCreate::Created(topic, ticket),
             (topic, None) => AutoCreate::Existing(topic),
@@ -480,6 +499,8 @@ impl Topics {
     pub fn remove(&self, name: &str) -> Option<(Arc<Topic>, Ticket)> {
         let mut version = self.lock();
         let topic = self.table.pin().remove(name).map(Arc::clone)?;
+        self.queues
+            .fetch_sub(topic.config.queues(), Ordering::Relaxed);
         version.next();
         let ticket = self.persist.changed(File::Topics);
         self.tell(TopicChange::Removed(name));

@@ -2,9 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
+
+/// Most pairs of topic and group that are counted: every one costs about 1.5 KiB with its samples.
+/// Pulls of others count for their topic only.
+const PAIRS_MAX: usize = 200_000;
+
+/// Pairs of topic and group that are counted, in the whole process.
+static PAIRS: AtomicUsize = AtomicUsize::new(0);
 
 /// Running totals of one topic.
 #[derive(Debug, Default)]
@@ -24,9 +31,30 @@ pub struct GroupTraffic {
     messages: AtomicU64,
     bytes: AtomicU64,
     pulls: AtomicU64,
+    /// Whether it is one of [`PAIRS`].
+    is_kept: bool,
+}
+
+impl Drop for GroupTraffic {
+    fn drop(&mut self) {
+        if self.is_kept {
+            PAIRS.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl GroupTraffic {
+    /// Counters that are kept, while fewer than `limit` are.
+    fn kept(limit: usize) -> Option<Self> {
+        let one_more = |count: usize| (count < limit).then_some(count + 1);
+        PAIRS
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+            .ok()?;
+        let mut counters = Self::default();
+        counters.is_kept = true;
+        Some(counters)
+    }
+
     /// Messages handed to the group so far.
     pub fn messages(&self) -> u64 {
         self.messages.load(Ordering::Relaxed)
@@ -60,11 +88,19 @@ impl Traffic {
     }
 
     /// The counters of a group; made at its first pull. The caller checked that the group exists.
+    /// With too many groups in too many topics the counters are nobody's.
     pub fn group(&self, name: &str) -> Arc<GroupTraffic> {
+        self.group_within(name, PAIRS_MAX)
+    }
+
+    fn group_within(&self, name: &str, limit: usize) -> Arc<GroupTraffic> {
         if let Some(known) = self.known_group(name) {
             return known;
         }
-        let (name, fresh) = (Arc::<str>::from(name), Arc::<GroupTraffic>::default());
+        let Some(fresh) = GroupTraffic::kept(limit) else {
+            return Arc::default();
+        };
+        let (name, fresh) = (Arc::<str>::from(name), Arc::new(fresh));
         self.groups.rcu(|groups| {
             let mut groups = BTreeMap::clone(groups);
             groups
@@ -124,6 +160,17 @@ impl Traffic {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_in_many_topics_cannot_fill_the_memory() {
+        let traffic = Traffic::default();
+        assert_eq!(traffic.group_within("none", 0).messages(), 0);
+        assert!(traffic.known_group("none").is_none());
+        traffic.get(&traffic.group_within("none", 0), 1, 10);
+        assert_eq!(traffic.got_messages(), 1, "it counts for the topic");
+        let kept = traffic.group("kept");
+        assert!(kept.is_kept && traffic.known_group("kept").is_some());
+    }
 
     #[test]
     fn what_a_group_gets_counts_for_its_topic_too() {

@@ -16,7 +16,9 @@ use saturnmq_net::messages::heartbeat::{
 
 use crate::answer::{Answer, Channel, CoreMessage, Reply, Request, SYSTEM_ERROR, V5_0_0};
 use crate::broker::Broker;
-use crate::clients::{ConsumeType, ConsumerHeartbeat, Member, MessageModel, Registered};
+use crate::clients::{
+    ConsumeType, ConsumerHeartbeat, Member, MessageModel, Registered, SubscriptionsFull,
+};
 use crate::core::now_ms;
 use crate::groups::{FoundGroup, Group};
 use crate::names;
@@ -67,6 +69,7 @@ pub fn heartbeat(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Ans
         without_subscriptions: data.without_sub && data.heartbeat_fingerprint != 0,
         subscription_changed: data.heartbeat_fingerprint == 0,
         ticket: None,
+        too_large: None,
         now,
     };
     for consumer in data.consumer_data_set {
@@ -78,6 +81,9 @@ pub fn heartbeat(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Ans
                 .clients
                 .register_producer(&producer.group_name, &member, now);
         }
+    }
+    if let Some(full) = beat.too_large {
+        return Reply::error(SYSTEM_ERROR, full.to_string()).into();
     }
     let mut reply = Reply::success();
     if request.is_v5() {
@@ -100,6 +106,7 @@ struct Heartbeat<'a> {
     without_subscriptions: bool,
     subscription_changed: bool,
     ticket: Option<Ticket>,
+    too_large: Option<SubscriptionsFull>,
     now: i64,
 }
 
@@ -139,10 +146,12 @@ impl Heartbeat<'_> {
         let Registered {
             changed,
             fingerprint_differed,
+            too_large,
         } = self
             .broker
             .clients
             .register_consumer(heartbeat, self.member, self.now);
+        self.too_large = self.too_large.or(too_large);
         self.subscription_changed |= fingerprint_differed || (self.without_subscriptions && !known);
         if changed {
             notify(
@@ -166,6 +175,11 @@ impl Heartbeat<'_> {
             return;
         }
         let config = TopicConfig::new(name, group.config.retry_queue_nums, PERM_READ | PERM_WRITE);
+        if let Err(full) = self.broker.topics.check_room(std::slice::from_ref(&config)) {
+            // The first message that is sent back is told so.
+            tracing::debug!(group = group.config.name, %full, "no retry topic");
+            return;
+        }
         let (_, ticket) = self.broker.topics.create_if_absent(config);
         self.ticket = ticket.or(self.ticket);
     }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::groups::{FoundGroup, GroupConfig};
-use crate::handler::topic::{Page, json_reply, refused_name, version_to_wire};
+use crate::handler::topic::{Page, QUEUES_MAX, json_reply, refused_name, version_to_wire};
 use crate::handler::{SUBSCRIPTION_GROUP_NOT_EXIST, attributes, durably};
 use crate::names;
 
@@ -34,12 +34,26 @@ fn wanted(broker: &Broker, request: &Request<'_>, value: &Value) -> Result<Group
     let known = known.as_ref().map(|group| &group.config.attributes);
     config.attributes = attributes::alter_group(known, &config.attributes)
         .map_err(|remark| Reply::error(SYSTEM_ERROR, remark))?;
+    let queues = config.retry_queue_nums;
+    if !(0..=QUEUES_MAX).contains(&queues) {
+        let remark = format!("retryQueueNums={queues} is not possible: it takes 0 to {QUEUES_MAX}");
+        return Err(Reply::error(SYSTEM_ERROR, remark));
+    }
     Ok(config)
+}
+
+fn check_room(broker: &Broker, configs: &[GroupConfig]) -> Result<(), Reply> {
+    let room = broker.groups.check_room(configs);
+    room.map_err(|refused| Reply::error(SYSTEM_ERROR, refused.to_string()))
 }
 
 /// 200: makes or alters a group.
 pub fn create(broker: &Broker, request: &Request<'_>) -> Answer {
-    let config = body(request).and_then(|value| wanted(broker, request, &value));
+    let config = body(request).and_then(|value| {
+        let config = wanted(broker, request, &value)?;
+        check_room(broker, std::slice::from_ref(&config))?;
+        Ok(config)
+    });
     match config.map(|config| broker.groups.create_or_update(config)) {
         Ok(Some(ticket)) => Answer::After(ticket, Reply::success()),
         Ok(None) => Reply::success().into(),
@@ -52,9 +66,12 @@ pub fn create_list(broker: &Broker, request: &Request<'_>) -> Answer {
     let configs = body(request).and_then(|value| {
         let list = value.get("groupConfigList").and_then(Value::as_array);
         let list = list.map_or(&[] as &[Value], Vec::as_slice);
-        list.iter()
+        let configs = list
+            .iter()
             .map(|value| wanted(broker, request, value))
-            .collect::<Result<Vec<_>, _>>()
+            .collect::<Result<Vec<_>, _>>()?;
+        check_room(broker, &configs)?;
+        Ok(configs)
     });
     let configs = match configs {
         Ok(configs) => configs,

@@ -146,10 +146,16 @@ pub fn missing_topic(
 /// A retry or dead letter topic, made when it is missing. Whoever made it a moment ago: what is
 /// stored in it is acknowledged only once it is on disk.
 pub fn own_topic(broker: &Broker, name: &str, queues: i32) -> Result<Arc<Topic>, Answer> {
-    let topic = broker.topics.get(name).unwrap_or_else(|| {
-        let config = TopicConfig::new(name, queues, PERM_READ | PERM_WRITE);
-        broker.topics.create_if_absent(config).0
-    });
+    let topic = match broker.topics.get(name) {
+        Some(topic) => topic,
+        None => {
+            let config = TopicConfig::new(name, queues, PERM_READ | PERM_WRITE);
+            if let Err(full) = broker.topics.check_room(std::slice::from_ref(&config)) {
+                return Err(refused(broker, SYSTEM_ERROR, full.to_string()));
+            }
+            broker.topics.create_if_absent(config).0
+        }
+    };
     match topic.ticket() {
         Some(ticket) if !broker.persist.is_durable(ticket) => Err(Answer::Rerun(ticket)),
         _ => Ok(topic),

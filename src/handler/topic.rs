@@ -15,10 +15,10 @@ use crate::names;
 use crate::persist::Ticket;
 use crate::services::ServiceContext;
 use crate::state_json::DataVersion;
-use crate::topics::{TopicConfig, TopicFilterType};
+use crate::topics::{MOST_QUEUES, TopicConfig, TopicFilterType};
 
 /// Most queues of one topic; each takes a directory and an entry in every answer.
-pub const QUEUES_MAX: i32 = 65_536;
+pub const QUEUES_MAX: i32 = MOST_QUEUES as i32;
 
 /// Code of a refused name: 4.9 has none of its own.
 pub fn refused_name(request: &Request<'_>, remark: String) -> Reply {
@@ -97,9 +97,18 @@ fn done(ticket: Option<Ticket>) -> Answer {
 /// 17: makes or alters a topic.
 pub fn create(broker: &Broker, request: &Request<'_>) -> Answer {
     match wanted(broker, request) {
-        Ok(config) => done(broker.topics.create_or_update(config)),
+        Ok(config) => match full(broker, std::slice::from_ref(&config)) {
+            Some(reply) => reply.into(),
+            None => done(broker.topics.create_or_update(config)),
+        },
         Err(reply) => reply.into(),
     }
+}
+
+/// The refusal of topics for which there is no room.
+fn full(broker: &Broker, configs: &[TopicConfig]) -> Option<Reply> {
+    let full = broker.topics.check_room(configs).err()?;
+    Some(Reply::error(SYSTEM_ERROR, full.to_string()))
 }
 
 fn wanted(broker: &Broker, request: &Request<'_>) -> Result<TopicConfig, Reply> {
@@ -137,6 +146,9 @@ pub fn create_list(broker: &Broker, request: &Request<'_>) -> Answer {
         .collect();
     match wanted {
         Ok(configs) => {
+            if let Some(reply) = full(broker, &configs) {
+                return reply.into();
+            }
             let made = configs
                 .into_iter()
                 .filter_map(|config| broker.topics.create_or_update(config));
