@@ -1,5 +1,6 @@
 //! Raw conversations with the real binary: what a client on the wire gets to see.
 
+mod apache_stores;
 mod clients;
 mod delivery;
 mod name_server;

@@ -1,10 +1,12 @@
 //! Start and stop of the real binary: what it prints, what it refuses, what it leaves behind.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::hash::{DefaultHasher, Hasher};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -33,10 +35,30 @@ pub(crate) struct Running {
     log: Receiver<String>,
 }
 
-/// `serve` on free loopback ports unless `more` says which, with its store in `dir`.
-fn serve(dir: &Path, more: &[&str]) -> Command {
+/// `serve` with its store in `dir`; listens as Apache's configuration says.
+fn bare(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_saturnmq"));
     command.arg("serve").arg("--data-dir").arg(dir);
+    command
+        .env_remove("RUST_LOG")
+        .env_remove("NOTIFY_SOCKET")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// `serve` on free loopback ports, with its store in `dir` and files of the usual size.
+pub(crate) fn program(dir: &Path) -> Command {
+    let mut command = bare(dir);
+    command.args(["--listen", "127.0.0.1:0", "--name-server-port", "0"]);
+    command.args(["--set", "httpPort=0"]);
+    command
+}
+
+/// `serve` on free loopback ports unless `more` says which, with its store in `dir`.
+fn serve(dir: &Path, more: &[&str]) -> Command {
+    let mut command = bare(dir);
     for option in [["--listen", "127.0.0.1:0"], ["--name-server-port", "0"]] {
         if !more.contains(&option[0]) {
             command.args(option);
@@ -45,15 +67,24 @@ fn serve(dir: &Path, more: &[&str]) -> Command {
     for pair in SMALL.iter().chain(&["httpPort=0"]) {
         command.args(["--set", pair]);
     }
+    command.args(more);
     command
-        .args(more)
-        .env_remove("RUST_LOG")
-        .env_remove("NOTIFY_SOCKET");
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
+}
+
+/// Every file below a directory with a hash of its bytes.
+pub(crate) fn contents(directory: &Path) -> BTreeMap<PathBuf, u64> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(directory).expect("directory") {
+        let path = entry.expect("entry").path();
+        if path.is_dir() {
+            found.extend(contents(&path));
+        } else {
+            let mut hasher = DefaultHasher::new();
+            hasher.write(&fs::read(&path).expect("file"));
+            found.insert(path, hasher.finish());
+        }
+    }
+    found
 }
 
 fn lines_of(stream: impl Read + Send + 'static) -> Receiver<String> {
@@ -73,7 +104,7 @@ impl Running {
         Self::run(serve(dir, more))
     }
 
-    fn run(mut command: Command) -> Self {
+    pub(crate) fn run(mut command: Command) -> Self {
         let mut child = command.spawn().expect("the binary starts");
         let lines = lines_of(child.stdout.take().expect("stdout"));
         let log = lines_of(child.stderr.take().expect("stderr"));
@@ -107,6 +138,11 @@ impl Running {
             .find_map(|line| line.trim_start().strip_prefix(name));
         line.unwrap_or_else(|| panic!("no {name} in {:?}", self.banner))
             .trim()
+    }
+
+    /// Whether the start-up report has a line with `part`.
+    pub(crate) fn says(&self, part: &str) -> bool {
+        self.banner.iter().any(|line| line.contains(part))
     }
 
     pub(crate) fn address(&self, name: &str) -> SocketAddr {
@@ -200,7 +236,7 @@ fn wait(child: &mut Child) -> ExitStatus {
 }
 
 /// Runs a start that must fail; gives the last line of stderr.
-fn refusal(mut command: Command) -> String {
+pub(crate) fn refusal(mut command: Command) -> String {
     let mut child = command.spawn().expect("the binary starts");
     let status = wait(&mut child);
     let mut text = String::new();

@@ -55,6 +55,16 @@ pub enum LayoutError {
         /// Which directory.
         path: PathBuf,
     },
+    /// Something that Apache RocketMQ keeps there and nothing here can carry on.
+    #[error("{path} holds {what}, which SaturnMQ cannot carry on; {instead}")]
+    Feature {
+        /// Which file or directory.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+        /// What its owner can do.
+        instead: &'static str,
+    },
     /// A topic whose name cannot be a directory.
     #[error("topic {topic:?} cannot be a directory name")]
     Topic {
@@ -269,7 +279,8 @@ pub fn list_queues(consume_queues: &Path) -> Result<Vec<(String, i32)>, LayoutEr
     Ok(queues)
 }
 
-fn entries(directory: &Path) -> Result<Vec<PathBuf>, LayoutError> {
+/// What stands in a directory; nothing when there is none.
+pub(crate) fn entries(directory: &Path) -> Result<Vec<PathBuf>, LayoutError> {
     let unreadable = |source| LayoutError::Directory {
         path: directory.into(),
         source,

@@ -32,6 +32,7 @@ pub mod watermarks;
 mod append;
 mod commit_log;
 mod flusher;
+mod foreign;
 mod former_run;
 mod medium;
 mod opening;

@@ -29,6 +29,27 @@ pub struct StoreLock {
 }
 
 impl StoreLock {
+    /// Fails if anyone holds the lock of the store at `root`; creates and changes nothing.
+    pub fn look(root: &Path) -> Result<(), OpenError> {
+        let path = root.join("lock");
+        let mut guard = held();
+        let held = guard.get_or_insert_with(HashSet::new);
+        let Ok(present) = std::fs::metadata(&path) else {
+            return Ok(());
+        };
+        if held.contains(&(present.dev(), present.ino())) {
+            return Err(locked(root, Some(std::process::id() as i32)));
+        }
+        let file = File::open(&path).map_err(FileError::at("open", &path))?;
+        let mut wanted = exclusive();
+        fcntl(&file, FcntlArg::F_GETLK(&mut wanted))
+            .map_err(|errno| FileError::at("look at", &path)(errno.into()))?;
+        if wanted.l_type == libc::F_UNLCK as i16 {
+            return Ok(());
+        }
+        Err(locked(root, Some(wanted.l_pid).filter(|pid| *pid > 0)))
+    }
+
     /// Takes the lock of the store at `root`, which must exist; fails at once if anyone holds it.
     pub fn take(root: &Path) -> Result<StoreLock, OpenError> {
         let path = root.join("lock");
@@ -110,15 +131,20 @@ fn open_lock_file(path: &PathBuf) -> Result<File, OpenError> {
     })
 }
 
-/// The record lock on byte 0, or the process that holds it.
-fn record_lock(file: &File, root: &Path, path: &Path) -> Result<(), OpenError> {
-    let mut wanted = libc::flock {
+/// What Apache locks: byte 0.
+fn exclusive() -> libc::flock {
+    libc::flock {
         l_type: libc::F_WRLCK as i16,
         l_whence: libc::SEEK_SET as i16,
         l_start: 0,
         l_len: 1,
         l_pid: 0,
-    };
+    }
+}
+
+/// The record lock on byte 0, or the process that holds it.
+fn record_lock(file: &File, root: &Path, path: &Path) -> Result<(), OpenError> {
+    let mut wanted = exclusive();
     match fcntl(file, FcntlArg::F_SETLK(&wanted)) {
         Ok(_) => Ok(()),
         Err(nix::errno::Errno::EACCES | nix::errno::Errno::EAGAIN) => {

@@ -18,6 +18,7 @@ use crate::consume_queue::ConsumeQueueError;
 use crate::dispatch::{DispatchState, WakeQueue, Waker};
 use crate::error::{CloseError, FileError, OpenError, RetentionError};
 use crate::flusher::{Flusher, FlusherThread};
+use crate::foreign;
 use crate::former_run;
 use crate::index_file::Index;
 use crate::layout::Layout;
@@ -162,6 +163,8 @@ impl Store {
         if let Some(path) = &config.commit_log_dir {
             layout = layout.with_commit_log(path);
         }
+        StoreLock::look(layout.root())?;
+        foreign::examine(&layout, config.commit_log_file_size)?;
         make_directory(layout.root())?;
         let lock = StoreLock::take(layout.root())?;
         make_directories(&layout)?;

@@ -1,0 +1,132 @@
+package saturnmq.store;
+
+import java.net.InetAddress;
+import java.net.ServerSocket;
+import java.nio.file.Path;
+import java.util.Map;
+import java.util.Properties;
+import java.util.concurrent.ThreadLocalRandom;
+import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.MixAll;
+import org.apache.rocketmq.common.namesrv.NamesrvConfig;
+import org.apache.rocketmq.namesrv.NamesrvController;
+import org.apache.rocketmq.remoting.netty.NettyClientConfig;
+import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.store.MessageStore;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
+
+/** Apache's broker and name server of the release under test, in this process. */
+final class Apache implements Server {
+    static final String RELEASE = System.getProperty("rocketmq.version");
+
+    private final NamesrvController names;
+    private final BrokerController broker;
+    private final String host;
+    private final int port;
+
+    private Apache(NamesrvController names, BrokerController broker, String host, int port) {
+        this.names = names;
+        this.broker = broker;
+        this.host = host;
+        this.port = port;
+    }
+
+    /** Opens {@code store} with {@code more} settings; fails when Apache refuses. */
+    static Apache startAt(Path store, String host, String... more) throws Exception {
+        System.setProperty("rocketmq.home.dir", store.getParent().toString());
+        NamesrvController names = nameServer(host, store);
+        int port = freePort();
+        Properties settings = settings(store, host, port, more);
+        settings.setProperty("namesrvAddr",
+            host + ":" + names.getNettyServerConfig().getListenPort());
+        BrokerConfig brokerConfig = new BrokerConfig();
+        NettyServerConfig serverConfig = new NettyServerConfig();
+        NettyClientConfig clientConfig = new NettyClientConfig();
+        MessageStoreConfig storeConfig = new MessageStoreConfig();
+        for (Object config : new Object[] {brokerConfig, serverConfig, clientConfig, storeConfig}) {
+            MixAll.properties2Object(settings, config);
+        }
+        BrokerController broker =
+            new BrokerController(brokerConfig, serverConfig, clientConfig, storeConfig);
+        if (!broker.initialize()) {
+            broker.shutdown();
+            names.shutdown();
+            throw new AssertionError("Apache " + RELEASE + " refuses " + store);
+        }
+        broker.start();
+        // It is registered some time later.
+        Await.until("a route", () ->
+            names.getRouteInfoManager().pickupTopicRouteData("SELF_TEST_TOPIC") != null);
+        return new Apache(names, broker, host, port);
+    }
+
+    static Apache start(Path store, String... more) throws Exception {
+        return startAt(store, "127.0.0.1", more);
+    }
+
+    private static Properties settings(Path store, String host, int port, String... more) {
+        Properties settings = new Properties();
+        for (Map.Entry<String, String> setting : Settings.common().entrySet()) {
+            settings.setProperty(setting.getKey(), setting.getValue());
+        }
+        settings.setProperty("listenPort", Integer.toString(port));
+        settings.setProperty("bindAddress", host.replaceAll("[\\[\\]]", ""));
+        settings.setProperty("brokerIP1", host.replaceAll("[\\[\\]]", ""));
+        settings.setProperty("storePathRootDir", store.toString());
+        settings.setProperty("storePathCommitLog", store.resolve("commitlog").toString());
+        settings.setProperty("haListenPort", "0");
+        for (String setting : more) {
+            String[] pair = setting.split("=", 2);
+            settings.setProperty(pair[0], pair[1]);
+        }
+        return settings;
+    }
+
+    private static NamesrvController nameServer(String host, Path store) throws Exception {
+        NamesrvConfig config = new NamesrvConfig();
+        config.setKvConfigPath(store.resolveSibling(store.getFileName() + ".kv.json").toString());
+        NettyServerConfig server = new NettyServerConfig();
+        Properties settings = new Properties();
+        settings.setProperty("listenPort", Integer.toString(freePort()));
+        settings.setProperty("bindAddress", host.replaceAll("[\\[\\]]", ""));
+        MixAll.properties2Object(settings, server);
+        NamesrvController names = new NamesrvController(config, server);
+        names.initialize();
+        names.start();
+        return names;
+    }
+
+    /** A port below those that connections get, free together with the one two below it. */
+    private static synchronized int freePort() throws Exception {
+        while (true) {
+            int port = ThreadLocalRandom.current().nextInt(26_002, 27_000);
+            try (ServerSocket one = new ServerSocket(port, 1, InetAddress.getByName("0.0.0.0"));
+                ServerSocket two = new ServerSocket(port - 2)) {
+                return one.getLocalPort();
+            } catch (java.io.IOException taken) {
+                continue;
+            }
+        }
+    }
+
+    MessageStore store() {
+        return broker.getMessageStore();
+    }
+
+    @Override
+    public String nameServer() {
+        return host + ":" + names.getNettyServerConfig().getListenPort();
+    }
+
+    @Override
+    public String address() {
+        return host + ":" + port;
+    }
+
+    @Override
+    public void close() {
+        broker.shutdown();
+        names.shutdown();
+    }
+}
