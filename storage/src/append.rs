@@ -138,13 +138,14 @@ impl Unanswered {
     }
 
     /// Answers, in order, everything up to log offset `acknowledged`, and what was refused; with
-    /// `latched` the rest too, as failed. False if the dispatcher's queue filled up: call again.
+    /// `latched` the rest too, as failed. `is_watched` tells of a slot whether somebody waits for
+    /// its queue. False if the dispatcher's queue filled up: call again.
     pub fn answer(
         &mut self,
         acknowledged: u64,
         latched: Option<&AppendFailure>,
         tail: &TailWriter,
-        dispatcher: &mut DispatchSender,
+        (dispatcher, is_watched): (&mut DispatchSender, &mut dyn FnMut(u32) -> bool),
         ports: &mut [PortEnd],
     ) -> bool {
         while let Some(front) = self.waiting.front_mut() {
@@ -155,7 +156,7 @@ impl Unanswered {
                 }
                 Err(why)
             } else if front.end <= acknowledged {
-                if !dispatch(front, tail, dispatcher) {
+                if !dispatch(front, tail, dispatcher, is_watched) {
                     return false;
                 }
                 Ok(Appended {
@@ -190,10 +191,16 @@ impl Unanswered {
 }
 
 /// Hands an entry's records to the dispatcher; false if its queue filled up on the way.
-fn dispatch(waiting: &mut Waiting, tail: &TailWriter, dispatcher: &mut DispatchSender) -> bool {
+fn dispatch(
+    waiting: &mut Waiting,
+    tail: &TailWriter,
+    dispatcher: &mut DispatchSender,
+    is_watched: &mut dyn FnMut(u32) -> bool,
+) -> bool {
+    let assigned = waiting.entry.assign_offset;
+    let urgent = assigned && is_watched(waiting.entry.slot);
     while waiting.dispatched < waiting.entry.records {
         let size = record_size(tail, waiting.dispatched_to);
-        let assigned = waiting.entry.assign_offset;
         let item = DispatchItem {
             physical_offset: waiting.dispatched_to,
             size,
@@ -204,7 +211,7 @@ fn dispatch(waiting: &mut Waiting, tail: &TailWriter, dispatcher: &mut DispatchS
             },
             queue_offset: waiting.place.queue_offset + i64::from(waiting.dispatched),
         };
-        if dispatcher.push(item).is_err() {
+        if dispatcher.push(item, urgent).is_err() {
             return false;
         }
         waiting.dispatched += 1;

@@ -7,7 +7,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -18,9 +17,14 @@ use crate::format::consume_entry::ConsumeEntry;
 use crate::format::properties::names;
 use crate::format::record::Record;
 use crate::index_file::Index;
-use crate::queue_table::{Queue, QueueTable};
+use crate::queue_table::{Queue, RememberedQueues};
 use crate::tail::TailReader;
 use crate::watermarks::Watermarks;
+
+mod channel;
+
+use channel::{Bell, Pause};
+pub use channel::{DispatchItem, DispatchReceiver, DispatchSender, NO_QUEUE, channel};
 
 /// Topic whose entries hold the time of delivery instead of a tag code.
 pub const SCHEDULE_TOPIC: &str = "SCHEDULE_TOPIC_XXXX";
@@ -34,110 +38,11 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Shortest time between two lines about misplaced entries.
 const SAY_PAUSE: Duration = Duration::from_secs(10);
 
-/// Longest sleep; a lost wake-up would cost this much.
-const IDLE_PAUSE: Duration = Duration::from_millis(500);
-
 /// Wakes network cores; implemented by the broker.
 pub trait Waker: Send + Sync {
     /// Makes the core look at its wake queue. Cheap when the core is awake; callable from any
     /// thread.
     fn wake(&self, core: usize);
-}
-
-/// One record for the dispatcher: durable under synchronous flush, written under asynchronous.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DispatchItem {
-    /// Log offset of the record's first byte.
-    pub physical_offset: u64,
-    /// TOTALSIZE, in bytes.
-    pub size: u32,
-    /// The queue's slot in the queue table, or [`NO_QUEUE`] for a record that gets no queue entry.
-    pub slot: u32,
-    /// QUEUEOFFSET.
-    pub queue_offset: i64,
-}
-
-/// Slot of a record that gets no queue entry (prepared and rollback types).
-pub const NO_QUEUE: u32 = u32::MAX;
-
-/// State both ends of the writer–dispatcher queue look at.
-#[derive(Debug, Default)]
-struct Bell {
-    asleep: AtomicBool,
-    closed: AtomicBool,
-    thread: std::sync::OnceLock<Thread>,
-}
-
-/// The writer's end: bounded, never blocks.
-pub struct DispatchSender {
-    items: rtrb::Producer<DispatchItem>,
-    bell: Arc<Bell>,
-}
-
-impl DispatchSender {
-    /// Queues a record; gives it back when the queue is full, for a later try. Once the dispatcher
-    /// has gone nothing is full: the next start makes the entries from the log.
-    pub fn push(&mut self, item: DispatchItem) -> Result<(), DispatchItem> {
-        match self.items.push(item) {
-            Err(rtrb::PushError::Full(item)) if !self.items.is_abandoned() => Err(item),
-            _ => Ok(()),
-        }
-    }
-
-    /// Records that can be pushed now.
-    pub fn free(&self) -> usize {
-        self.items.slots()
-    }
-
-    /// Wakes the dispatcher if it sleeps; once per batch of pushes.
-    pub fn ring(&self) {
-        fence(Ordering::SeqCst);
-        // A load first: while the dispatcher is awake its cache line is left alone.
-        if self.bell.asleep.load(Ordering::Relaxed)
-            && self.bell.asleep.swap(false, Ordering::SeqCst)
-            && let Some(thread) = self.bell.thread.get()
-        {
-            thread.unpark();
-        }
-    }
-}
-
-impl Drop for DispatchSender {
-    fn drop(&mut self) {
-        self.bell.closed.store(true, Ordering::SeqCst);
-        if let Some(thread) = self.bell.thread.get() {
-            thread.unpark();
-        }
-    }
-}
-
-/// The dispatcher's end.
-pub struct DispatchReceiver {
-    items: rtrb::Consumer<DispatchItem>,
-    bell: Arc<Bell>,
-}
-
-impl DispatchReceiver {
-    /// The next record, if one waits.
-    pub fn pop(&mut self) -> Option<DispatchItem> {
-        self.items.pop().ok()
-    }
-}
-
-/// The bounded queue between the writer and the dispatcher.
-pub fn channel(capacity: usize) -> (DispatchSender, DispatchReceiver) {
-    let (producer, consumer) = rtrb::RingBuffer::new(capacity);
-    let bell = Arc::new(Bell::default());
-    (
-        DispatchSender {
-            items: producer,
-            bell: Arc::clone(&bell),
-        },
-        DispatchReceiver {
-            items: consumer,
-            bell,
-        },
-    )
 }
 
 /// What one core shares with the dispatcher.
@@ -153,6 +58,7 @@ struct CoreState {
 pub struct WakeQueue {
     slots: rtrb::Consumer<u32>,
     state: Arc<CoreState>,
+    bell: Arc<Bell>,
 }
 
 impl WakeQueue {
@@ -176,6 +82,8 @@ impl WakeQueue {
     /// so give the lowest offset waited for. Look at the dispatched watermark again afterwards.
     pub fn wait_dispatched(&self, log_offset: u64) {
         self.state.waiting_until.store(log_offset, Ordering::SeqCst);
+        // What is waited for may be what the dispatcher lets gather.
+        self.bell.ring(true);
     }
 }
 
@@ -188,11 +96,13 @@ pub(crate) struct CoreWakes {
     touched: u64,
 }
 
-/// Wake queues for `cores` cores, at most 64, and the dispatcher's ends of them.
+/// Wake queues for `cores` cores, at most 64, and the ends of them for the dispatcher that takes
+/// from `receiver`.
 pub(crate) fn wake_queues(
     cores: usize,
     capacity: usize,
     waker: Arc<dyn Waker>,
+    receiver: &DispatchReceiver,
 ) -> (CoreWakes, Vec<WakeQueue>) {
     assert!(cores <= 64, "a queue keeps one bit per watching core");
     let mut wakes = CoreWakes {
@@ -213,6 +123,7 @@ pub(crate) fn wake_queues(
         queues.push(WakeQueue {
             slots: consumer,
             state,
+            bell: receiver.bell(),
         });
     }
     (wakes, queues)
@@ -294,7 +205,7 @@ impl DispatchState {
 /// Turns records into entries; owned by the dispatcher thread.
 pub(crate) struct Dispatcher {
     pub(crate) receiver: DispatchReceiver,
-    pub(crate) table: Arc<QueueTable>,
+    pub(crate) queues: RememberedQueues,
     /// `None` when `messageIndexEnable=false`.
     pub(crate) index: Option<Arc<Index>>,
     pub(crate) watermarks: Arc<Watermarks>,
@@ -306,8 +217,8 @@ pub(crate) struct Dispatcher {
     pub(crate) record: Vec<u8>,
     /// Log offset up to which records were indexed, so that a retry does not index one twice.
     pub(crate) indexed: u64,
-    /// When a misplaced entry was last reported.
-    pub(crate) said_misplaced: Option<Instant>,
+    /// Reports of misplaced entries.
+    pub(crate) misplaced: MisplacedLog,
     /// The record whose entries could not be stored; the next one to be tried.
     pub(crate) held: Option<DispatchItem>,
     /// Whether the last record tried was that one.
@@ -328,29 +239,21 @@ pub(crate) enum Step {
 impl Dispatcher {
     /// Runs until the writer has gone; whether everything it handed over is dispatched.
     pub(crate) fn run(mut self) -> bool {
-        // The thread is set once: one dispatcher takes the receiver.
-        let _ = self.receiver.bell.thread.set(std::thread::current());
+        self.receiver.begin();
+        let mut pause = Pause::default();
         loop {
-            let closed = self.receiver.bell.closed.load(Ordering::SeqCst);
+            let closed = self.receiver.is_closed();
             match self.step() {
-                Step::Dispatched => {}
+                Step::Dispatched => pause = Pause::Doze,
                 Step::Idle if closed => return true,
-                Step::Idle => self.sleep(),
+                Step::Idle => {
+                    self.receiver.rest(pause);
+                    pause = Pause::Sleep;
+                }
                 Step::Failing if closed => return false,
                 Step::Failing => std::thread::park_timeout(RETRY_PAUSE),
             }
         }
-    }
-
-    /// Sleeps until the writer rings, unless something came meanwhile.
-    fn sleep(&self) {
-        let bell = &self.receiver.bell;
-        bell.asleep.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        if self.receiver.items.is_empty() && !bell.closed.load(Ordering::SeqCst) {
-            std::thread::park_timeout(IDLE_PAUSE);
-        }
-        bell.asleep.store(false, Ordering::SeqCst);
     }
 
     /// Dispatches what is there, at most one batch, up to the first record that fails.
@@ -448,9 +351,6 @@ impl Dispatcher {
         item: &DispatchItem,
         record: &Record<'_>,
     ) -> Result<Option<i64>, DispatchError> {
-        let queue = (item.slot != NO_QUEUE)
-            .then(|| self.table.by_slot(item.slot))
-            .flatten();
         if let Some(index) = self
             .index
             .as_ref()
@@ -459,7 +359,9 @@ impl Dispatcher {
             index.put(record)?;
             self.indexed = item.physical_offset + 1;
         }
-        if let Some(queue) = queue {
+        if item.slot != NO_QUEUE
+            && let Some(queue) = self.queues.get(item.slot)
+        {
             let entry = ConsumeEntry {
                 physical_offset: item.physical_offset,
                 size: item.size,
@@ -469,7 +371,7 @@ impl Dispatcher {
             queue.note_recent(item.physical_offset, tail.0, tail.1);
             let placed = queue.append_in_place(item.queue_offset, entry)?;
             if placed != Placed::Appended {
-                self.misplaced(item, &queue, placed);
+                self.misplaced.found(&self.state, item, queue, placed);
             }
             // The entry is shown; only now is asked who waits for it.
             let watchers = queue.take_watchers();
@@ -481,26 +383,29 @@ impl Dispatcher {
     }
 }
 
-impl Dispatcher {
-    /// A record without an entry of its own at its queue offset: consumers miss it, or find it at
-    /// another one. Only a fault in this program does that.
-    fn misplaced(&mut self, item: &DispatchItem, queue: &Queue, placed: Placed) {
+/// Says that records have no entries of their own at their queue offsets: consumers miss them, or
+/// find them at other ones. Only a fault in this program does that.
+#[derive(Debug, Default)]
+pub(crate) struct MisplacedLog {
+    /// When one was last reported.
+    said: Option<Instant>,
+}
+
+impl MisplacedLog {
+    fn found(&mut self, state: &DispatchState, item: &DispatchItem, queue: &Queue, placed: Placed) {
         if queue.is_removed() {
             return;
         }
-        self.state.misplaced.fetch_add(1, Ordering::Relaxed);
-        if self
-            .said_misplaced
-            .is_none_or(|said| said.elapsed() >= SAY_PAUSE)
-        {
-            self.said_misplaced = Some(Instant::now());
+        state.misplaced.fetch_add(1, Ordering::Relaxed);
+        if self.said.is_none_or(|said| said.elapsed() >= SAY_PAUSE) {
+            self.said = Some(Instant::now());
             tracing::error!(
                 topic = %queue.topic,
                 queue_id = queue.queue_id,
                 queue_offset = item.queue_offset,
                 offset = item.physical_offset,
                 ?placed,
-                total = self.state.misplaced.load(Ordering::Relaxed),
+                total = state.misplaced.load(Ordering::Relaxed),
                 "a record's queue entry does not stand at the record's queue offset"
             );
         }
@@ -531,6 +436,7 @@ mod tests {
     use super::*;
     use crate::config::FlushMode;
     use crate::mapped_file::MapBudget;
+    use crate::queue_table::QueueTable;
     use crate::tail::tail;
 
     struct Nobody;
@@ -551,21 +457,23 @@ mod tests {
             slot: NO_QUEUE,
             queue_offset: 0,
         };
-        sender.push(item).unwrap();
+        sender.push(item, false).unwrap();
         drop(sender);
         let state = Arc::new(DispatchState::new(LastRecord::default()));
+        let table = Arc::new(QueueTable::new(dir.path(), 2000, MapBudget::new(1)));
+        let wakes = wake_queues(1, 8, Arc::new(Nobody), &receiver).0;
         let dispatcher = Dispatcher {
             receiver,
-            table: Arc::new(QueueTable::new(dir.path(), 2000, MapBudget::new(1))),
+            queues: RememberedQueues::new(table),
             index: None,
             watermarks: Arc::new(Watermarks::new(FlushMode::Sync, 0)),
             tail: readers.reader().unwrap(),
             delay_levels_ms: vec![1],
-            wakes: wake_queues(1, 8, Arc::new(Nobody)).0,
+            wakes,
             state: Arc::clone(&state),
             record: Vec::new(),
             indexed: 0,
-            said_misplaced: None,
+            misplaced: MisplacedLog::default(),
             failing: false,
             held: None,
         };

@@ -17,6 +17,10 @@ use crate::mapped_file::MapBudget;
 use crate::mapping::MappingError;
 use crate::medium;
 
+mod remembered;
+
+pub(crate) use remembered::RememberedQueues;
+
 /// Changed queues that are synced one by one.
 const SYNC_EACH_MAX: usize = 32;
 
@@ -71,6 +75,11 @@ impl Queue {
         assert!(core < WATCHERS_MAX, "core number {core} has no bit");
         self.watchers.fetch_or(1 << core, Ordering::SeqCst);
         std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// Whether some core asked for a wake-up at the next entry.
+    pub fn is_watched(&self) -> bool {
+        self.watchers.load(Ordering::Relaxed) != 0
     }
 
     /// Takes the cores to wake, one bit each: the dispatcher, after it published entries.

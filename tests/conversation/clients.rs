@@ -196,6 +196,9 @@ fn a_reply_reaches_the_producer_that_waits_for_it() {
         answer.remark.contains("channel of <nobody> not found"),
         "{answer:?}"
     );
+    // A pull that finds something does not wait for the rest; asking for the end does.
+    let end = replier.ask(30, &[("topic", topic), ("queueId", "0")], b"");
+    assert_eq!(end.number("offset"), 3);
     let stored = replier.pull(&Pull::of(topic, 0));
     assert_eq!(
         records(&stored.body).len(),

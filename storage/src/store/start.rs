@@ -9,7 +9,7 @@ use super::{Opened, Running, Store};
 use crate::commit_log::{LatchOnPanic, LogStatus};
 use crate::config::StoreConfig;
 use crate::dispatch::{
-    self, CoreWakes, DispatchReceiver, DispatchState, Dispatcher, Waker, wake_queues,
+    self, CoreWakes, DispatchReceiver, DispatchState, Dispatcher, MisplacedLog, Waker, wake_queues,
 };
 use crate::error::OpenError;
 use crate::flusher::{Flusher, FlusherThread};
@@ -19,11 +19,10 @@ use crate::lock::StoreLock;
 use crate::metrics::WriteMetrics;
 use crate::opening::Recovered;
 use crate::preparer::Removals;
-use crate::queue_table::QueueTable;
+use crate::queue_table::{QueueTable, RememberedQueues};
 use crate::reader::ReadShared;
 use crate::tail::{TailReader, TailReaders};
 use crate::watermarks::Watermarks;
-use crate::writer::offsets::TableOffsets;
 use crate::writer::thread::{Connections, LogStart, launch};
 
 /// What the threads share.
@@ -62,7 +61,7 @@ pub(super) fn start(
     let (parts, flusher) = Parts::new(config, layout, recovered)?;
     let (connections, receiver) = parts.connections(Arc::clone(&waker));
     let (writer, append_ports) = launch(&parts.config, ports, parts.log_start, connections)?;
-    let (core_wakes, wakes) = wake_queues(ports, parts.config.wake_queue_items, waker);
+    let (core_wakes, wakes) = wake_queues(ports, parts.config.wake_queue_items, waker, &receiver);
     let dispatcher = parts.dispatcher(receiver, core_wakes, writer.tail.reader()?);
     let log_end = LogEnd {
         tail: writer.tail.clone(),
@@ -149,11 +148,11 @@ impl Parts {
     pub(crate) fn connections(
         &self,
         waker: Arc<dyn Waker>,
-    ) -> (Connections<TableOffsets>, DispatchReceiver) {
+    ) -> (Connections<RememberedQueues>, DispatchReceiver) {
         let (sender, receiver) = dispatch::channel(self.config.dispatch_queue_items);
         let connections = Connections {
             marks: Arc::clone(&self.watermarks),
-            queues: TableOffsets::new(Arc::clone(&self.table)),
+            queues: RememberedQueues::new(Arc::clone(&self.table)),
             dispatcher: sender,
             metrics: Arc::clone(&self.metrics),
             wake: Box::new(move |port| waker.wake(port)),
@@ -170,7 +169,7 @@ impl Parts {
     ) -> Dispatcher {
         Dispatcher {
             receiver,
-            table: Arc::clone(&self.table),
+            queues: RememberedQueues::new(Arc::clone(&self.table)),
             index: self.config.message_index.then(|| Arc::clone(&self.index)),
             watermarks: Arc::clone(&self.watermarks),
             tail,
@@ -179,7 +178,7 @@ impl Parts {
             state: Arc::clone(&self.dispatch),
             record: Vec::new(),
             indexed: 0,
-            said_misplaced: None,
+            misplaced: MisplacedLog::default(),
             held: None,
             failing: false,
         }

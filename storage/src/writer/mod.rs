@@ -25,7 +25,7 @@ use crate::metrics::WriteMetrics;
 use crate::tail::TailWriter;
 use crate::watermarks::Watermarks;
 
-pub(crate) mod offsets;
+mod offsets;
 mod staging;
 mod submission;
 #[cfg(test)]
@@ -86,6 +86,9 @@ pub(crate) trait QueueOffsets {
 
     /// Takes the next `count` offsets of a queue that was just asked for.
     fn advance(&mut self, slot: u32, next: i64, count: u32);
+
+    /// Whether somebody waits for the next entry of the queue.
+    fn is_watched(&mut self, slot: u32) -> bool;
 }
 
 /// The time, as the writer needs it.
@@ -351,7 +354,9 @@ where
             self.marks.acknowledged(),
             latched.as_ref(),
             &self.tail,
-            &mut self.dispatcher,
+            (&mut self.dispatcher, &mut |slot| {
+                self.queues.is_watched(slot)
+            }),
             &mut self.ports,
         );
         // Producers first: waking the dispatcher must not delay what they wait for.

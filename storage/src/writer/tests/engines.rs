@@ -14,8 +14,8 @@ use crate::dispatch::channel;
 use crate::layout::file_name;
 use crate::mapped_file::MapBudget;
 use crate::queue_table::QueueTable;
+use crate::queue_table::RememberedQueues;
 use crate::watermarks::Watermarks;
-use crate::writer::offsets::TableOffsets;
 use crate::writer::thread::{Connections, LogStart, RunningWriter, launch_with};
 
 const FILE_SIZE: u64 = 256 * 1024;
@@ -63,7 +63,7 @@ fn start(
     let (sender, mut receiver) = channel(1024);
     let connections = Connections {
         marks: Arc::clone(&marks),
-        queues: TableOffsets::new(table),
+        queues: RememberedQueues::new(table),
         dispatcher: sender,
         metrics: Arc::default(),
         wake: Box::new(|_| ()),
