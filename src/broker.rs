@@ -11,6 +11,8 @@ use saturnmq_storage::store::Store;
 use crate::answer::CoreDirectory;
 use crate::clients::Clients;
 use crate::config::{Config, LiveConfig, UpdateError};
+use crate::core::now_ms;
+use crate::filter::registered::RegisteredFilters;
 use crate::groups::Groups;
 use crate::locks::QueueLocks;
 use crate::name_server::{LocalBroker, NameServer};
@@ -60,6 +62,8 @@ pub struct Broker {
     pub locks: QueueLocks,
     /// The embedded name server's tables; unused when it is off.
     pub name_server: NameServer,
+    /// SQL92 selectors as they are written down.
+    pub filters: RegisteredFilters,
     /// State files.
     pub persist: Arc<Persist>,
     /// Network cores.
@@ -187,7 +191,7 @@ impl StateSource for Broker {
             File::ConsumerOffsets => Some(self.offsets.text()),
             File::DelayOffsets => Some(self.delay_offsets.text()),
             File::NameServerKv => self.name_server.kv_text(),
-            File::ConsumerFilters => None,
+            File::ConsumerFilters => self.filters.text(now_ms()),
         }
     }
 }

@@ -16,6 +16,7 @@ pub mod config;
 pub mod control;
 pub mod core;
 pub mod delay;
+pub mod filter;
 pub mod groups;
 pub mod handler;
 pub mod host;

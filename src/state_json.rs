@@ -139,6 +139,17 @@ impl JsonWriter {
         self.out.push(']');
     }
 
+    /// A list of numbers on one line.
+    pub fn number_list(&mut self, key: &str, values: &[i32]) {
+        self.key(key);
+        self.out.push('[');
+        for (at, value) in values.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            let _ = write!(self.out, "{comma}{value}");
+        }
+        self.out.push(']');
+    }
+
     /// A member kept as it was read: objects are indented, everything else stands on one line.
     pub fn value(&mut self, key: &str, value: &serde_json::Value) {
         match value {

@@ -1,11 +1,18 @@
 //! What a consumer wants of a topic, and the filter made from it (docs/behaviour.md, Filters).
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use saturnmq_net::messages::heartbeat::SubscriptionData;
+use saturnmq_storage::filter::{TagExpressionError, TagFilter, tags};
 use saturnmq_storage::format::hash::java_hash;
+use saturnmq_storage::format::properties::names as properties;
+use saturnmq_storage::format::record::Record;
 use saturnmq_storage::reader::PullFilter;
 
+use thiserror::Error;
+
+use crate::filter::{SQL92, Selector, SelectorError};
 use crate::names;
 
 /// Matches every message.
@@ -13,29 +20,44 @@ pub const ALL: &str = "*";
 /// The expression type of tag expressions; also meant when none is named.
 pub const TAG: &str = "TAG";
 
-/// Passes entries by the hash of their tags.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TagFilter {
+/// Which messages of a topic a consumer wants.
+#[derive(Clone, Debug)]
+pub enum Wanted {
+    /// Those with certain tags.
+    Tags(TagFilter),
+    /// Those whose properties fulfil an expression.
+    Selected(Arc<Selector>),
+    /// On a retry topic: those whose properties fulfil the expression for the topic they first
+    /// came from.
+    SelectedByOrigin(Arc<HashMap<String, Arc<Selector>>>),
+}
+
+impl Wanted {
     /// Every message.
-    All,
-    /// Messages whose tags have one of these hashes, in ascending order.
-    Codes(Arc<[i32]>),
+    pub const ALL: Self = Self::Tags(TagFilter::All);
 }
 
-impl TagFilter {
-    /// A filter for these hashes.
-    pub fn codes(mut codes: Vec<i32>) -> Self {
-        codes.sort_unstable();
-        codes.dedup();
-        Self::Codes(codes.into())
-    }
-}
-
-impl PullFilter for TagFilter {
+impl PullFilter for Wanted {
     fn matches_code(&self, tags_code: i64) -> bool {
         match self {
-            Self::All => true,
-            Self::Codes(codes) => codes.binary_search(&(tags_code as i32)).is_ok(),
+            Self::Tags(tags) => tags.matches_code(tags_code),
+            Self::Selected(_) | Self::SelectedByOrigin(_) => true,
+        }
+    }
+
+    fn needs_record(&self) -> bool {
+        !matches!(self, Self::Tags(_))
+    }
+
+    fn matches_record(&self, record: &Record<'_>) -> bool {
+        let found = record.properties();
+        match self {
+            Self::Tags(_) => true,
+            Self::Selected(selector) => selector.matches(found),
+            Self::SelectedByOrigin(selectors) => found
+                .get_str(properties::RETRY_TOPIC)
+                .and_then(|origin| selectors.get(origin))
+                .is_none_or(|selector| selector.matches(found)),
         }
     }
 }
@@ -47,8 +69,8 @@ pub struct Subscription {
     pub topic: Arc<str>,
     /// As the client sent it.
     pub data: SubscriptionData,
-    /// What the pull path uses.
-    pub filter: TagFilter,
+    /// What the pull path uses; `None` when the expression cannot be compiled.
+    pub filter: Option<Wanted>,
 }
 
 impl Subscription {
@@ -56,18 +78,24 @@ impl Subscription {
     /// bytes than Java for tags outside ASCII) and those of its tags: a broker may filter too
     /// little, never too much.
     pub fn new(data: SubscriptionData) -> Self {
-        let everything = data.class_filter_mode
-            || !is_tag(&data.expression_type)
-            || matches_all(&data.sub_string);
-        let filter = if everything || data.topic.starts_with(names::RETRY_PREFIX) {
-            TagFilter::All
+        let filter = if data.class_filter_mode {
+            Some(Wanted::ALL)
+        } else if data.expression_type == SQL92 {
+            Selector::compile(&data.sub_string)
+                .ok()
+                .map(|selector| Wanted::Selected(Arc::new(selector)))
+        } else if !is_tag(&data.expression_type)
+            || matches_all(&data.sub_string)
+            || data.topic.starts_with(names::RETRY_PREFIX)
+        {
+            Some(Wanted::ALL)
         } else {
             let mut wanted = data.code_set.clone();
             wanted.extend(data.tags_set.iter().map(|tag| java_hash(tag)));
             if data.tags_set.is_empty() {
-                wanted.extend(split(&data.sub_string).map(java_hash));
+                wanted.extend(tags(&data.sub_string).map(java_hash));
             }
-            TagFilter::codes(wanted)
+            Some(Wanted::Tags(TagFilter::from_codes(wanted)))
         };
         Self {
             topic: Arc::from(data.topic.as_str()),
@@ -100,24 +128,57 @@ pub fn is_tag(expression_type: &str) -> bool {
     expression_type.is_empty() || expression_type == TAG
 }
 
-/// The filter of a tag expression; `None` when it names no tag at all.
-pub fn tag_filter(expression: &str) -> Option<TagFilter> {
-    if matches_all(expression) {
-        return Some(TagFilter::All);
+/// The subscriptions of one heartbeat. With `retries` (`filterSupportRetry`) a selector on the
+/// group's retry topic gives way to those of the topics that messages first came from.
+pub fn subscriptions(data: Vec<SubscriptionData>, retries: bool) -> Vec<Subscription> {
+    let mut all: Vec<Subscription> = data.into_iter().map(Subscription::new).collect();
+    let selected = |subscription: &Subscription| match &subscription.filter {
+        Some(Wanted::Selected(selector)) => Some(Arc::clone(selector)),
+        _ => None,
+    };
+    if retries {
+        let by_origin = all
+            .iter()
+            .filter_map(|one| Some((one.data.topic.clone(), selected(one)?)))
+            .collect();
+        let by_origin = Arc::new(by_origin);
+        for one in &mut all {
+            if one.topic.starts_with(names::RETRY_PREFIX) && selected(one).is_some() {
+                one.filter = Some(Wanted::SelectedByOrigin(Arc::clone(&by_origin)));
+            }
+        }
     }
-    let codes: Vec<i32> = split(expression).map(java_hash).collect();
-    (!codes.is_empty()).then(|| TagFilter::codes(codes))
+    all
+}
+
+/// The filter of an expression that came with a request.
+///
+/// # Errors
+/// What cannot be compiled.
+pub fn own_filter(kind: &str, expression: &str) -> Result<Wanted, ExpressionError> {
+    if is_tag(kind) {
+        Ok(Wanted::Tags(TagFilter::parse(Some(expression))?))
+    } else if kind == SQL92 {
+        Ok(Wanted::Selected(Arc::new(Selector::compile(expression)?)))
+    } else {
+        // A kind nobody knows filters nothing, as in Apache.
+        Ok(Wanted::ALL)
+    }
+}
+
+/// An expression that cannot be compiled.
+#[derive(Debug, Error)]
+pub enum ExpressionError {
+    /// A tag expression.
+    #[error(transparent)]
+    Tags(#[from] TagExpressionError),
+    /// An SQL92 expression.
+    #[error(transparent)]
+    Selector(#[from] SelectorError),
 }
 
 fn matches_all(expression: &str) -> bool {
     expression.is_empty() || expression == ALL
-}
-
-fn split(expression: &str) -> impl Iterator<Item = &str> {
-    expression
-        .split("||")
-        .map(str::trim)
-        .filter(|tag| !tag.is_empty())
 }
 
 #[cfg(test)]
@@ -126,10 +187,9 @@ mod tests {
 
     #[test]
     fn an_expression_without_any_tag_is_refused() {
-        assert!(tag_filter("||").is_none());
-        assert!(tag_filter(" || ").is_none());
-        assert!(tag_filter("").is_some());
-        assert!(tag_filter("*").is_some());
-        assert!(tag_filter("A || ").is_some());
+        for (expression, is_good) in [("||", false), (" || ", false), ("", true), ("*", true)] {
+            assert_eq!(own_filter(TAG, expression).is_ok(), is_good, "{expression}");
+        }
+        assert!(own_filter("", "A || ").is_ok());
     }
 }

@@ -21,6 +21,7 @@ use crate::clients::Clients;
 use crate::config::{Config, Resolved};
 use crate::control::Sockets;
 use crate::core::{Core, CoreParts};
+use crate::filter::registered::RegisteredFilters;
 use crate::groups::Groups;
 use crate::locks::QueueLocks;
 use crate::name_server::NameServer;
@@ -120,6 +121,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         topics: Topics::load(Arc::clone(&persist), &config.system_topics)?,
         groups: Groups::load(Arc::clone(&persist))?,
         offsets: ConsumerOffsets::load(Arc::clone(&persist))?,
+        filters: RegisteredFilters::load(Arc::clone(&persist), &config.filters, now_ms())?,
         delay_offsets: Arc::new(DelayOffsets::load(Arc::clone(&persist))?),
         name_server: NameServer::load(&persist, config.name_server_limits)?,
         clients: Clients::default(),

@@ -73,6 +73,9 @@ pub struct LiveConfig {
     pub region_id: Arc<str>,
     /// `enablePropertyFilter`.
     pub enable_property_filter: bool,
+    /// `filterSupportRetry`: an SQL92 selector on a retry topic gives way to the one of the topic
+    /// that a message first came from.
+    pub filter_support_retry: bool,
     /// `notifyConsumerIdsChangedEnable`.
     pub notify_consumer_ids_changed: bool,
     /// `channelExpiredTimeout`, in milliseconds.
@@ -127,6 +130,7 @@ impl LiveConfig {
             trace_on: v.flag("traceOn"),
             region_id: v.text("regionId").into(),
             enable_property_filter: v.flag("enablePropertyFilter"),
+            filter_support_retry: v.flag("filterSupportRetry"),
             notify_consumer_ids_changed: v.flag("notifyConsumerIdsChangedEnable"),
             channel_expired_ms: v.number("channelExpiredTimeout"),
             validate_system_topic: v.flag("validateSystemTopicWhenUpdateTopic"),

@@ -11,6 +11,7 @@ use super::keys::parse_levels;
 use super::live::LiveConfig;
 use super::raw::{ConfigError, RawConfig, Remarks};
 use super::values::Values;
+use crate::filter::registered::FilterSettings;
 use crate::name_server::limits::Limits;
 use crate::topics::SystemTopics;
 
@@ -89,6 +90,8 @@ pub struct Config {
     pub name_server_port: PortChoice,
     /// `nameServerMaxTopics`, `nameServerMaxBrokers`, `nameServerMaxRoutes`.
     pub name_server_limits: Limits,
+    /// How SQL92 selectors are written down.
+    pub filters: FilterSettings,
     /// `httpPort`.
     pub http_port: PortChoice,
     /// Host that clients are sent to, as it is written into routes.
@@ -247,6 +250,11 @@ fn fixed(raw: &RawConfig, v: &Values) -> Result<Config, ConfigError> {
             topics: v.number("nameServerMaxTopics"),
             brokers: v.number("nameServerMaxBrokers"),
             routes: v.number("nameServerMaxRoutes"),
+        },
+        filters: FilterSettings {
+            error_percent: v.number("maxErrorRateOfBloomFilter"),
+            expected_groups: v.number("expectConsumerNumUseFilter"),
+            kept_ms: v.number("filterDataCleanTimeSpan"),
         },
         http_port: port_choice(v.text("httpPort")),
         advertise,

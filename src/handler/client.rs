@@ -20,10 +20,13 @@ use crate::clients::{
     ConsumeType, ConsumerHeartbeat, Member, MessageModel, Registered, SubscriptionsFull,
 };
 use crate::core::now_ms;
+use crate::filter::registered::Registration;
 use crate::groups::{FoundGroup, Group};
+use crate::handler::SUBSCRIPTION_PARSE_FAILED;
+use crate::handler::pull_checks::unsupported;
 use crate::names;
 use crate::persist::Ticket;
-use crate::subscription::{Subscription, is_tag};
+use crate::subscription::{Subscription, is_tag, own_filter, subscriptions};
 use crate::topics::{PERM_READ, PERM_WRITE, TopicConfig};
 
 /// Longest client id or producer group that is kept.
@@ -128,13 +131,11 @@ impl Heartbeat<'_> {
         };
         self.make_retry_topic(&group);
         let known = self.broker.clients.consumer(&consumer.group_name).is_some();
-        let subscriptions = (!self.without_subscriptions).then(|| {
-            consumer
-                .subscription_data_set
-                .into_iter()
-                .map(Subscription::new)
-                .collect()
-        });
+        let subscriptions = (!self.without_subscriptions)
+            .then(|| subscriptions(consumer.subscription_data_set, live.filter_support_retry));
+        if let Some(subscriptions) = &subscriptions {
+            self.keep_filters(&consumer.group_name, subscriptions);
+        }
         let heartbeat = ConsumerHeartbeat {
             group: consumer.group_name,
             consume_type: consumer.consume_type,
@@ -160,6 +161,23 @@ impl Heartbeat<'_> {
                 Some((self.request.core, io)),
             );
         }
+    }
+
+    /// Writes the selectors of a group down.
+    fn keep_filters(&self, group: &str, subscriptions: &[Subscription]) {
+        let registrations: Vec<Registration<'_>> = subscriptions
+            .iter()
+            .filter(|subscription| subscription.filter.is_some())
+            .map(|subscription| Registration {
+                topic: &subscription.data.topic,
+                kind: &subscription.data.expression_type,
+                expression: &subscription.data.sub_string,
+                version: subscription.data.sub_version,
+            })
+            .collect();
+        self.broker
+            .filters
+            .register(group, &registrations, self.now);
     }
 
     fn make_retry_topic(&mut self, group: &Group) {
@@ -240,7 +258,15 @@ fn encode_notification(out: &mut Vec<u8>, group: &str) {
 pub fn closed(broker: &Broker, channel: Channel) {
     broker.name_server.registry().connection_closed(channel);
     for group in broker.clients.closed(channel, now_ms()) {
+        filters_unused(broker, &group);
         notify(broker, &group, None);
+    }
+}
+
+/// A group that lost its last member uses its selectors no longer.
+fn filters_unused(broker: &Broker, group: &str) {
+    if broker.clients.consumer(group).is_none() {
+        broker.filters.unregister(group, now_ms());
     }
 }
 
@@ -268,6 +294,7 @@ pub fn unregister(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> An
             .clients
             .unregister_consumer(group, request.channel(), now_ms())
     {
+        filters_unused(broker, group);
         notify(broker, group, Some((request.core, io)));
     }
     Reply::success().into()
@@ -304,15 +331,20 @@ pub fn consumer_list(broker: &Broker, request: &Request<'_>) -> Answer {
 }
 
 /// 46: whether a subscription can be served.
-pub fn check_config(_broker: &Broker, request: &Request<'_>) -> Answer {
+pub fn check_config(broker: &Broker, request: &Request<'_>) -> Answer {
     let asked: CheckClientConfig = match body(request) {
         Ok(asked) => asked,
         Err(reply) => return reply.into(),
     };
-    let kind = &asked.subscription_data.expression_type;
-    if is_tag(kind) {
+    let data = &asked.subscription_data;
+    if is_tag(&data.expression_type) {
         return Reply::success().into();
     }
-    let remark = format!("The broker does not support consumer to filter message by {kind}");
-    Reply::error(SYSTEM_ERROR, remark).into()
+    if !broker.live.load().enable_property_filter {
+        return unsupported(&data.expression_type).into();
+    }
+    match own_filter(&data.expression_type, &data.sub_string) {
+        Ok(_) => Reply::success().into(),
+        Err(error) => Reply::error(SUBSCRIPTION_PARSE_FAILED, error.to_string()).into(),
+    }
 }

@@ -24,7 +24,7 @@ use crate::core::{Core, write_reply};
 use crate::handler::pull_checks::{missing_topic_remark, pulled_none};
 use crate::handler::{PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, TOPIC_NOT_EXIST};
 use crate::parked::{Parked, ParkedLimits};
-use crate::subscription::{Subscription, TagFilter};
+use crate::subscription::{Subscription, Wanted};
 use crate::topics::Topic;
 use crate::traffic::GroupTraffic;
 
@@ -49,14 +49,15 @@ pub enum Filter {
     /// Those of a registered subscription.
     Shared(Arc<Subscription>),
     /// Those of the expression in the request.
-    Own(TagFilter),
+    Own(Wanted),
 }
 
 impl Filter {
     /// The filter the store uses.
-    pub fn get(&self) -> &TagFilter {
+    pub fn get(&self) -> &Wanted {
         match self {
-            Self::Shared(subscription) => &subscription.filter,
+            // A pull with a subscription that cannot be compiled is refused before it gets here.
+            Self::Shared(subscription) => subscription.filter.as_ref().unwrap_or(&Wanted::ALL),
             Self::Own(filter) => filter,
         }
     }

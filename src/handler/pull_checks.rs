@@ -19,11 +19,11 @@ use crate::groups::{FoundGroup, Group};
 use crate::handler::group::FORBIDDEN_READ;
 use crate::handler::pull::{self, Filter, Pull, SysFlags};
 use crate::handler::{
-    INVALID_PARAMETER, NO_PERMISSION, PULL_OFFSET_MOVED, SUBSCRIPTION_GROUP_NOT_EXIST,
-    SUBSCRIPTION_NOT_EXIST, SUBSCRIPTION_NOT_LATEST, SUBSCRIPTION_PARSE_FAILED, TOPIC_NOT_EXIST,
-    faq, faq_for,
+    FILTER_DATA_NOT_EXIST, INVALID_PARAMETER, NO_PERMISSION, PULL_OFFSET_MOVED,
+    SUBSCRIPTION_GROUP_NOT_EXIST, SUBSCRIPTION_NOT_EXIST, SUBSCRIPTION_NOT_LATEST,
+    SUBSCRIPTION_PARSE_FAILED, TOPIC_NOT_EXIST, faq, faq_for,
 };
-use crate::subscription::{self, TagFilter};
+use crate::subscription;
 use crate::topics::{PERM_READ, Topic};
 
 /// Longest a client may let a pull wait; it times out long before that.
@@ -113,7 +113,7 @@ fn check(
     let filter = if pull.sys_flag & PULL_SUBSCRIPTION != 0 {
         own_filter(live, pull)?
     } else {
-        registered_filter(broker, request, pull, &group)?
+        registered_filter(broker, live, request, pull, &group)?
     };
     let queue = queue(broker, &topic, pull.queue_id)?;
     let sys_flags = request.is_v5().then(|| SysFlags {
@@ -174,30 +174,30 @@ fn wrong_queue(request: &Request<'_>, pull: &PullRequest<'_>, topic: &Topic) -> 
 /// The filter of an expression that came with the request.
 fn own_filter(live: &LiveConfig, pull: &PullRequest<'_>) -> Result<Filter, Answer> {
     let kind = pull.expression_type.unwrap_or_default();
-    if subscription::is_tag(kind) {
-        let expression = pull.subscription.unwrap_or_default();
-        return subscription::tag_filter(expression)
-            .map(Filter::Own)
-            .ok_or_else(|| {
-                let remark = "parse the consumer's subscription failed";
-                Reply::error(SUBSCRIPTION_PARSE_FAILED, remark).into()
-            });
+    let expression = pull.subscription.unwrap_or_default();
+    let filter = subscription::own_filter(kind, expression).map_err(|error| {
+        let mut remark = String::from("parse the consumer's subscription failed");
+        if !subscription::is_tag(kind) {
+            remark = format!("{remark}: {error}");
+        }
+        Reply::error(SUBSCRIPTION_PARSE_FAILED, remark)
+    })?;
+    if !subscription::is_tag(kind) && !live.enable_property_filter {
+        return Err(unsupported(kind).into());
     }
-    // A kind nobody knows filters nothing, as in Apache; SQL92 is known and not supported.
-    if kind == "SQL92" || !live.enable_property_filter {
-        return Err(unsupported(kind));
-    }
-    Ok(Filter::Own(TagFilter::All))
+    Ok(Filter::Own(filter))
 }
 
-fn unsupported(kind: &str) -> Answer {
+/// What a subscription of a kind is answered while `enablePropertyFilter` is off.
+pub fn unsupported(kind: &str) -> Reply {
     let remark = format!("The broker does not support consumer to filter message by {kind}");
-    Reply::error(SYSTEM_ERROR, remark).into()
+    Reply::error(SYSTEM_ERROR, remark)
 }
 
 /// The filter that the group's heartbeats registered.
 fn registered_filter(
     broker: &Broker,
+    live: &LiveConfig,
     request: &Request<'_>,
     pull: &PullRequest<'_>,
     group: &Group,
@@ -234,8 +234,13 @@ fn registered_filter(
         let remark = "the consumer's subscription not latest";
         return Err(Reply::error(SUBSCRIPTION_NOT_LATEST, remark).into());
     }
-    if !found.is_tag() {
-        return Err(unsupported(&found.data.expression_type));
+    if found.filter.is_none() {
+        let remark = "The broker's consumer filter data is not exist!\
+                      Your expression may be wrong!";
+        return Err(Reply::error(FILTER_DATA_NOT_EXIST, remark).into());
+    }
+    if !found.is_tag() && !live.enable_property_filter {
+        return Err(unsupported(&found.data.expression_type).into());
     }
     Ok(Filter::Shared(found))
 }

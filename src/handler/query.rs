@@ -138,7 +138,7 @@ pub fn queue_entries(broker: &Broker, request: &Request<'_>) -> Answer {
             return Reply::error(SYSTEM_ERROR, error.to_string());
         }
         let passes = |tags_code: i64| {
-            let filter = subscription.as_ref().map(|s| &s.filter);
+            let filter = subscription.as_ref().and_then(|s| s.filter.as_ref());
             filter.is_some_and(|filter| filter.matches_code(tags_code))
         };
         json_reply(&QueryConsumeQueueResponse {
