@@ -113,7 +113,7 @@ impl<'a> Parser<'a> {
             } else if self.take_word(Word::Is) {
                 let not = self.take_word(Word::Not);
                 self.expect_word(Word::Null, "NULL or NOT NULL")?;
-                let is_null = left.is_null()?;
+                let is_null = left.null()?;
                 if not { is_null.not()? } else { is_null }
             } else {
                 return Ok(left);
@@ -142,7 +142,7 @@ impl<'a> Parser<'a> {
                     self.at += 1 + usize::from(not);
                     match word {
                         Word::Between => self.between(left, not)?,
-                        Word::In => left.is_in(self.texts()?, not)?,
+                        Word::In => left.listed(self.texts()?, not)?,
                         Word::Contains | Word::StartsWith | Word::EndsWith => {
                             let part = part(word, self.text()?);
                             left.search(part, not)?

@@ -185,7 +185,7 @@ impl Node {
     }
 
     /// `value IS NULL`.
-    pub fn is_null(self) -> Result<Self, SelectorError> {
+    pub fn null(self) -> Result<Self, SelectorError> {
         Self::unchecked_equal(self, Self::leaf(Expression::Null))
     }
 
@@ -231,7 +231,7 @@ impl Node {
     }
 
     /// `property [NOT] IN (texts)`.
-    pub fn is_in(self, mut list: Vec<Box<[u8]>>, not: bool) -> Result<Self, SelectorError> {
+    pub fn listed(self, mut list: Vec<Box<[u8]>>, not: bool) -> Result<Self, SelectorError> {
         let Expression::Property(property) = self.expression else {
             let got = self.expression;
             return Err(meaning(format!(
