@@ -110,8 +110,10 @@ impl Subscription {
         let data = &self.data;
         let tags: usize = data.tags_set.iter().map(|tag| EACH + tag.len()).sum();
         let codes = match &self.filter {
-            TagFilter::All => 0,
-            TagFilter::Codes(codes) => 4 * codes.len(),
+            Some(Wanted::Tags(TagFilter::Codes(codes))) => 4 * codes.len(),
+            // The tree of an expression is larger than its text, by no more than this.
+            Some(Wanted::Selected(_)) => 64 * self.data.sub_string.len(),
+            Some(Wanted::Tags(TagFilter::All) | Wanted::SelectedByOrigin(_)) | None => 0,
         };
         let text = 2 * self.topic.len() + data.sub_string.len() + data.expression_type.len();
         size_of::<Self>() + EACH + text + tags + codes + 8 * data.code_set.len()
