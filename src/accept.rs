@@ -9,10 +9,11 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
+use std::time::Instant;
 
 use io_uring_control::{cqueue, opcode, types};
 use nix::poll::PollFlags;
-use saturnmq_net::listener::{self, Acceptor, AfterError};
+use saturnmq_net::listener::{self, Acceptor, AfterError, Complaint};
 use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::sleep;
 use tokio_uring::{OneshotOutputTransform, UnsubmittedOneshot};
@@ -117,6 +118,7 @@ impl OneshotOutputTransform for Polled {
 
 async fn accept_all(source: Source, port: u16, acceptor: Rc<RefCell<Acceptor>>) {
     let mut taken = 0;
+    let mut complaint = Complaint::default();
     loop {
         match source.accept().await {
             Ok((stream, peer)) => {
@@ -130,7 +132,12 @@ async fn accept_all(source: Source, port: u16, acceptor: Rc<RefCell<Acceptor>>) 
             Err(error) => match listener::after_error(&error) {
                 AfterError::Continue => tracing::debug!("accepting on port {port}: {error}"),
                 AfterError::Pause(pause) => {
-                    tracing::warn!("accepting on port {port}: {error}; see LimitNOFILE");
+                    if let Some(untold) = complaint.tell(Instant::now()) {
+                        tracing::warn!(
+                            "accepting on port {port}: {error}, {untold} times since the last \
+                             such line; see LimitNOFILE"
+                        );
+                    }
                     sleep(pause).await;
                 }
                 AfterError::Stop => return,

@@ -4,5 +4,6 @@ mod admin;
 mod admin_replay;
 mod cluster;
 mod conversation;
+mod limits;
 mod serve;
 mod style;

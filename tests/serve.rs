@@ -183,7 +183,7 @@ impl Running {
         }
     }
 
-    fn send(&self, topic: &str, body: &[u8]) -> OwnedCommand {
+    pub(crate) fn send(&self, topic: &str, body: &[u8]) -> OwnedCommand {
         let mut client = Client::connect(self.address("broker"), PATIENCE).expect("connect");
         client
             .invoke(10, send_fields(topic), body, PATIENCE)

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{Shutdown, shutdown};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -106,6 +106,32 @@ pub fn after_error(error: &io::Error) -> AfterError {
     }
 }
 
+/// How often a condition that lasts is told again.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
+
+/// Keeps a failure that comes back ten times a second from filling the log.
+#[derive(Debug, Default)]
+pub struct Complaint {
+    told: Option<Instant>,
+    untold: u64,
+}
+
+impl Complaint {
+    /// Whether to tell of a failure that shows at `now`: `Some` with the number of those that were
+    /// not told of since the last time.
+    pub fn tell(&mut self, now: Instant) -> Option<u64> {
+        let due = self
+            .told
+            .is_none_or(|told| now.saturating_duration_since(told) >= TELL_AGAIN);
+        if !due {
+            self.untold += 1;
+            return None;
+        }
+        self.told = Some(now);
+        Some(std::mem::take(&mut self.untold))
+    }
+}
+
 /// Distributes accepted connections over the cores.
 pub struct Acceptor {
     cores: Vec<CoreHandle>,
@@ -172,6 +198,7 @@ impl Acceptor {
     /// The listener has no address.
     pub fn run(&mut self, listener: &TcpListener) -> io::Result<()> {
         let local_port = listener.local_addr()?.port();
+        let mut complaint = Complaint::default();
         loop {
             match listener.accept() {
                 Ok((socket, peer)) => {
@@ -180,7 +207,11 @@ impl Acceptor {
                 Err(error) => match after_error(&error) {
                     AfterError::Continue => tracing::debug!(%error, "a connection was lost"),
                     AfterError::Pause(pause) => {
-                        tracing::error!(%error, "cannot accept connections; see LimitNOFILE");
+                        if let Some(untold) = complaint.tell(Instant::now()) {
+                            tracing::error!(
+                                %error, untold, "cannot accept connections; see LimitNOFILE"
+                            );
+                        }
                         std::thread::sleep(pause);
                     }
                     AfterError::Stop => return Ok(()),
@@ -193,6 +224,16 @@ impl Acceptor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failure_that_lasts_is_told_once_a_minute_with_a_count() {
+        let begin = Instant::now();
+        let mut complaint = Complaint::default();
+        let told: Vec<u64> = (0..1300_u64)
+            .filter_map(|tenths| complaint.tell(begin + Duration::from_millis(tenths * 100)))
+            .collect();
+        assert_eq!(told, [0, 599, 599]);
+    }
 
     #[test]
     fn a_taken_address_is_named_with_what_to_do() {

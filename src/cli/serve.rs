@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
+use nix::sys::signal::{SigSet, Signal};
 use saturnmq_net::listener::BindError;
 use saturnmq_net::probe::{self, Engine, ProbeError};
 use saturnmq_storage::error::OpenError;
@@ -115,6 +116,7 @@ pub enum ServeError {
 pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     let begun = Instant::now();
     start_log(args.log_format)?;
+    survive_file_size_limit()?;
     let resolved = Config::resolve(&Options {
         conf: args.conf.clone(),
         data_dir: args.data_dir.clone(),
@@ -149,6 +151,17 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         sockets,
         ring,
         announce,
+    })
+}
+
+/// A file that may not grow further (RLIMIT_FSIZE) is an error of that write, not the end of the
+/// process: threads started from here on inherit the blocked signal.
+fn survive_file_size_limit() -> Result<(), ServeError> {
+    let mut blocked = SigSet::empty();
+    blocked.add(Signal::SIGXFSZ);
+    blocked.thread_block().map_err(|error| ServeError::Start {
+        what: "with SIGXFSZ blocked",
+        source: error.into(),
     })
 }
 

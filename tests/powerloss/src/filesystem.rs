@@ -356,7 +356,9 @@ impl Filesystem for Mounted {
         }
         let thread = request.pid();
         let result = self.operate(Operation::Sync, ino.0, |power| {
-            power.disk.sync_file(ino.0, thread, data_only);
+            if !(power.lies && data_only && power.disk.path(ino.0).contains("commitlog")) {
+                power.disk.sync_file(ino.0, thread, data_only);
+            }
             Ok(())
         });
         if result.is_err() {

@@ -17,6 +17,7 @@ mod mount;
 mod plan;
 mod power;
 mod probe;
+mod selftest;
 mod table;
 
 use std::path::{Path, PathBuf};
@@ -36,7 +37,7 @@ struct Options {
     #[arg(default_value_t = 20)]
     cuts: u32,
     /// The broker.
-    #[arg(long, default_value = "target/release/saturnmq")]
+    #[arg(long, default_value_os_t = default_broker())]
     broker: PathBuf,
     /// Chooses the moments and what is lost; the same number tries the same again.
     #[arg(long)]
@@ -56,6 +57,17 @@ struct Options {
     /// Ends at the first thing that is wrong.
     #[arg(long)]
     stop: bool,
+    /// Writes a page of a file through a mapping, for the disk's own test.
+    #[arg(long, hide = true)]
+    map: Option<PathBuf>,
+    /// And syncs it.
+    #[arg(long, hide = true)]
+    msync: bool,
+}
+
+fn default_broker() -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    Path::new(&target).join("release/saturnmq")
 }
 
 fn main() -> ExitCode {
@@ -70,6 +82,10 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<bool> {
+    if let Some(path) = &options.map {
+        selftest::store_through_mapping(path, options.msync)?;
+        return Ok(true);
+    }
     let broker = std::path::absolute(&options.broker)?;
     ensure!(broker.exists(), "there is no {}", broker.display());
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
@@ -77,6 +93,13 @@ fn run(options: &Options) -> Result<bool> {
     let wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only));
     let blows: Vec<_> = BLOWS.iter().filter(|blow| wanted(blow.name)).collect();
     ensure!(!blows.is_empty(), "no blow has such a name");
+    let work = tempfile::Builder::new()
+        .prefix("powerloss-")
+        .tempdir_in(&options.work)
+        .context("cannot make a directory to mount on")?;
+    let found = selftest::run(work.path()).context("the disk's own test")?;
+    println!("{found}");
+    notices_lies(&work.path().join("lies"), options, &broker, seed)?;
     let started = Instant::now();
     let mut outcomes = Vec::new();
     for number in 0..options.cuts.div_ceil(LIFE) {
@@ -114,6 +137,28 @@ fn run(options: &Options) -> Result<bool> {
         }
     }
     Ok(table::report(&outcomes, started.elapsed()))
+}
+
+/// A test of the test: on a disk that answers syncs of the log and makes nothing durable, what
+/// was acknowledged is lost, and that must be noticed.
+fn notices_lies(work: &Path, options: &Options, broker: &Path, seed: u64) -> Result<()> {
+    if options.only.is_some() {
+        return Ok(());
+    }
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut store = Store::new(work, broker, plan::life(0, &mut random), seed)?;
+    store.quiet = true;
+    store.let_disk_lie();
+    let outcome = store.live_through(&BLOWS[0])?;
+    ensure!(
+        !outcome.wrong.is_empty(),
+        "a disk that lied about syncs was not noticed"
+    );
+    println!(
+        "a disk that lies about syncs is noticed: {} messages missed",
+        outcome.wrong.len()
+    );
+    Ok(())
 }
 
 fn live<'b>(

@@ -215,7 +215,7 @@ pub fn life(number: u32, random: &mut fastrand::Rng) -> Life {
     let log_file = [1, 4, 16][random.usize(..3)] << 20;
     let mut settings: Vec<String> = [
         "httpPort=0",
-        "mappedFileSizeConsumeQueue=6000",
+        "mappedFileSizeConsumeQueue=60000",
         "maxHashSlotNum=1000",
         "maxIndexNum=4000",
         "diskMaxUsedSpaceRatio=95",

@@ -68,6 +68,8 @@ pub struct Power {
     pub on: bool,
     /// Pause in every sync, while writes wait for it.
     pub sync_pause: Duration,
+    /// Syncs of log files are answered and not done.
+    pub lies: bool,
     /// Bytes the files may take in all.
     pub room: u64,
     trigger: Option<Trigger>,
@@ -170,6 +172,7 @@ impl Shared {
             random: fastrand::Rng::with_seed(seed),
             on: true,
             sync_pause: Duration::ZERO,
+            lies: false,
             room: 8 << 30,
             trigger: None,
             fault: None,
