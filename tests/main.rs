@@ -2,6 +2,7 @@
 
 mod admin;
 mod admin_replay;
+mod bench;
 mod cluster;
 mod conversation;
 mod limits;

@@ -7,8 +7,11 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
 use thiserror::Error;
 
 use crate::command::{Command, Language, ReplyTo, Scratch, decode};
@@ -21,6 +24,9 @@ const MAX_PUSHED: usize = 1024;
 
 /// Most bytes of requests that wait for a flush.
 const MAX_QUEUED: usize = 2 * MAX_FRAME;
+
+/// Waits shorter than this end on time; longer ones may be cut short and begun again.
+const PRECISE_WAIT: Duration = Duration::from_millis(100);
 
 /// Bytes asked for in one read, and the buffers' size between large frames.
 const CHUNK: usize = 64 * 1024;
@@ -380,9 +386,22 @@ impl Inbox {
         }
     }
 
-    /// One read that waits no longer than `left`. The socket's timeout is rounded down to a power
-    /// of two so that it is set once, not before every read; the caller waits again for the rest.
+    /// One read that waits no longer than `left`. Short waits are timed exactly: load generators
+    /// send at set moments, and a socket's timeout ends with a tick of the kernel's clock.
     fn read(&mut self, stream: &mut TcpStream, left: Duration) -> io::Result<usize> {
+        if left < PRECISE_WAIT {
+            let mut fds = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
+            if ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None)? == 0 {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            return stream.read(self.bytes.get_mut(self.end..).unwrap_or_default());
+        }
+        self.read_coarsely(stream, left)
+    }
+
+    /// The socket's timeout is rounded down to a power of two so that it is set once, not before
+    /// every read; the caller waits again for the rest.
+    fn read_coarsely(&mut self, stream: &mut TcpStream, left: Duration) -> io::Result<usize> {
         let millis = u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1);
         let timeout = Duration::from_millis(1 << millis.ilog2());
         if self.timeout != timeout {

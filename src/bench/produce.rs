@@ -1,28 +1,41 @@
-//! Closed-loop producers: each connection keeps a fixed number of sends in flight.
+//! Producers, in an open or a closed loop.
 //!
-//! A closed loop slows down with the broker, so its latencies are those of this load, not of
-//! clients that send at their own pace; the report says so.
+//! In an open loop each send has a moment at which it is due, whatever the broker does; its
+//! latency counts from that moment, so a stall counts for every message that it delays. A closed
+//! loop keeps a fixed number of sends in flight: it slows down with the broker, and its latencies
+//! are those of this load, not of clients that send at their own pace. The report says which.
 
+use std::ops::Range;
 use std::sync::Barrier;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use hdrhistogram::Histogram;
-use saturnmq_net::client::{Client, ClientError};
+use saturnmq_net::client::Client;
 use saturnmq_net::codes::{request, response};
-use saturnmq_net::messages::route::TopicRouteData;
 use saturnmq_net::messages::send::SendRequest;
 use serde::Serialize;
-use thiserror::Error;
 
-use super::process;
+use super::payload::{Clock, STAMP_BYTES, Stamp};
+use super::route::{self, Route, TEMPLATE};
+use super::{ANSWER_TIMEOUT, BenchError, Cost, Faults, Latencies, Moment, Schedule, now_ms};
 
-/// Longest wait for any one answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest latency that is told apart, in microseconds.
-const MAX_LATENCY_US: u64 = 60_000_000;
-/// Topic whose route stands in for a topic that does not exist yet.
-const TEMPLATE: &str = "TBW102";
+/// Most sends in flight on a connection of an open loop; more are due then than are sent.
+const MAX_IN_FLIGHT: usize = 4096;
+
+/// How sends follow each other.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Pace {
+    /// A fixed number in flight per connection.
+    Closed {
+        /// That number.
+        in_flight: usize,
+    },
+    /// A fixed number per second, of all connections together.
+    Open {
+        /// That number.
+        rate: f64,
+    },
+}
 
 /// What to send, and for how long.
 #[derive(Debug, Clone)]
@@ -33,8 +46,8 @@ pub struct Plan {
     pub topics: Vec<String>,
     /// Connections, each on its own thread.
     pub connections: usize,
-    /// Sends in flight per connection.
-    pub in_flight: usize,
+    /// Open or closed loop.
+    pub pace: Pace,
     /// Body bytes of a message.
     pub size: usize,
     /// Time that is not counted, first.
@@ -58,43 +71,40 @@ pub struct Report {
     pub per_second: f64,
     /// Latency percentiles in microseconds: 50, 90, 99, 99.9, 99.99 and the maximum.
     pub latency_us: [u64; 6],
-    /// Broker CPU microseconds per message.
-    pub broker_cpu_us: Option<f64>,
-    /// Broker anonymous memory at the end, in bytes.
-    pub broker_anonymous_bytes: Option<u64>,
-    /// Broker resident file pages at the end, in bytes.
-    pub broker_file_bytes: Option<u64>,
+    /// What it cost.
+    #[serde(flatten)]
+    pub cost: Cost,
+    /// What was wrong.
+    pub faults: Faults,
 }
 
-/// Why no measurement came of it.
-#[derive(Debug, Error)]
-pub enum BenchError {
-    /// A connection failed.
-    #[error(transparent)]
-    Client(#[from] ClientError),
-    /// The name server has no usable route.
-    #[error("name server {name_server} has no route for topic {topic} nor for {TEMPLATE}: {why}")]
-    NoRoute {
-        /// The name server.
-        name_server: String,
-        /// The topic.
-        topic: String,
-        /// What it answered.
-        why: String,
-    },
-    /// The system refused something.
-    #[error("{0}")]
-    System(String),
+/// What all producers of a run have in common.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// Tells its messages from those of other runs.
+    pub id: u64,
+    /// Moments of the run.
+    pub clock: Clock,
+    /// When sends are counted.
+    pub counted: Range<Instant>,
+    /// Open or closed loop.
+    pub pace: Pace,
+    /// When the first send is due.
+    pub begin: Instant,
+    /// Number of producers.
+    pub producers: usize,
+    /// Body bytes of a message.
+    pub size: usize,
 }
 
-struct Route {
-    address: String,
-    queues: i32,
-}
-
-struct Tally {
-    latencies: Histogram<u64>,
+/// What one producer saw.
+pub struct Tally {
+    latencies: Latencies,
     refused: u64,
+    /// Sends answered SEND_OK, counted or not.
+    pub accepted: u64,
+    /// What was wrong.
+    pub faults: Faults,
 }
 
 /// Runs the plan.
@@ -102,151 +112,213 @@ struct Tally {
 /// # Errors
 /// [`BenchError`] when there is no route, a connection fails or an answer does not come.
 pub fn run(plan: &Plan) -> Result<Report, BenchError> {
-    let routes = find_routes(plan)?;
-    let barrier = Barrier::new(plan.connections + 1);
+    let routes = route::find(&plan.name_server, &plan.topics)?;
+    let barrier = Barrier::new(plan.connections);
+    let origin = Instant::now();
+    let begin = origin + Duration::from_millis(200);
+    let counted_from = begin + plan.warm_up;
+    let run = Run {
+        id: now_ms().unsigned_abs(),
+        clock: Clock { origin },
+        counted: counted_from..counted_from + plan.duration,
+        pace: plan.pace,
+        begin,
+        producers: plan.connections,
+        size: plan.size,
+    };
     thread::scope(|scope| {
         let workers: Vec<_> = (0..plan.connections)
             .map(|index| {
-                let (routes, barrier) = (routes.as_slice(), &barrier);
-                scope.spawn(move || produce(plan, routes, index, barrier))
+                let (run, routes, barrier) = (&run, routes.as_slice(), &barrier);
+                scope.spawn(move || Producer::connect(run, routes, index, barrier)?.run())
             })
             .collect();
-        barrier.wait();
-        thread::sleep(plan.warm_up);
-        let before = plan.broker_pid.and_then(process::usage);
-        let started = Instant::now();
-        thread::sleep(plan.duration);
-        let after = plan.broker_pid.and_then(process::usage);
+        thread::sleep(counted_from.saturating_duration_since(Instant::now()));
+        let (before, started) = (Moment::now(plan.broker_pid), Instant::now());
+        thread::sleep(run.counted.end.saturating_duration_since(Instant::now()));
+        let after = Moment::now(plan.broker_pid);
         let seconds = started.elapsed().as_secs_f64();
-        let mut latencies = histogram()?;
-        let mut refused = 0;
+        let mut latencies = Latencies::new()?;
+        let (mut refused, mut faults) = (0, Faults::default());
         for worker in workers {
             let tally = worker
                 .join()
                 .map_err(|_| BenchError::System("a producer thread panicked".to_owned()))??;
-            latencies
-                .add(&tally.latencies)
-                .map_err(|error| BenchError::System(error.to_string()))?;
+            latencies.add(&tally.latencies)?;
             refused += tally.refused;
+            faults.add(&tally.faults);
         }
-        let messages = latencies.len();
-        let cpu = before
-            .zip(after)
-            .map(|(b, a)| (a.cpu_us - b.cpu_us) as f64 / messages as f64);
+        let messages = latencies.count();
         Ok(Report {
             messages,
             refused,
             seconds,
             per_second: messages as f64 / seconds,
-            latency_us: [0.5, 0.9, 0.99, 0.999, 0.9999, 1.0]
-                .map(|quantile| latencies.value_at_quantile(quantile)),
-            broker_cpu_us: cpu,
-            broker_anonymous_bytes: after.map(|usage| usage.anonymous_bytes),
-            broker_file_bytes: after.map(|usage| usage.file_bytes),
+            latency_us: latencies.percentiles(),
+            cost: before.cost_until(&after, messages),
+            faults,
         })
     })
 }
 
-fn histogram() -> Result<Histogram<u64>, BenchError> {
-    Histogram::new_with_bounds(1, MAX_LATENCY_US, 3)
-        .map_err(|error| BenchError::System(error.to_string()))
-}
-
-/// The route of every topic, all asked on one connection.
-fn find_routes(plan: &Plan) -> Result<Vec<Route>, BenchError> {
-    let mut client = Client::connect(plan.name_server.as_str(), ANSWER_TIMEOUT)?;
-    plan.topics
-        .iter()
-        .map(|topic| find_route(&mut client, plan, topic))
-        .collect()
-}
-
-fn find_route(client: &mut Client, plan: &Plan, topic: &str) -> Result<Route, BenchError> {
-    let mut why = String::new();
-    for name in [topic, TEMPLATE] {
-        let answer = client.invoke(
-            request::GET_ROUTEINFO_BY_TOPIC,
-            |fields| {
-                fields.field_str("topic", name);
-            },
-            &[],
-            ANSWER_TIMEOUT,
-        )?;
-        if answer.code != response::SUCCESS {
-            why = answer.remark.unwrap_or_default();
-            continue;
-        }
-        let route: TopicRouteData = match saturnmq_net::fastjson::from_slice(&answer.body) {
-            Ok(route) => route,
-            Err(error) => {
-                why = error.to_string();
-                continue;
-            }
-        };
-        let queues = route
-            .queue_datas
-            .first()
-            .map_or(1, |queues| queues.write_queue_nums);
-        let master = route
-            .broker_datas
-            .first()
-            .and_then(|broker| broker.broker_addrs.get(&0));
-        if let Some(address) = master {
-            let queues = if name == TEMPLATE {
-                queues.min(4)
-            } else {
-                queues
-            };
-            return Ok(Route {
-                address: address.clone(),
-                queues: queues.max(1),
-            });
-        }
-        "no broker with id 0".clone_into(&mut why);
-    }
-    Err(BenchError::NoRoute {
-        name_server: plan.name_server.clone(),
-        topic: topic.to_owned(),
-        why,
-    })
-}
-
 /// One connection's sends.
-struct Producer<'a> {
+pub struct Producer<'a> {
+    run: &'a Run,
     client: Client,
-    topics: &'a [String],
     routes: &'a [Route],
+    index: usize,
     /// Topic of the next send.
     turn: usize,
     /// Queue of the next send, before it is fitted to the topic's queues.
     next_queue: i32,
     body: Vec<u8>,
-    /// Send times by opaque modulo their number, which is above the number in flight.
-    sent: Vec<Instant>,
+    sequence: u64,
+    outstanding: usize,
+    /// Moments from which latencies count, by opaque modulo their number, which is above the
+    /// number in flight.
+    since: Vec<Instant>,
+    tally: Tally,
 }
 
-impl Producer<'_> {
-    fn queue_one(&mut self) -> Result<(), BenchError> {
-        self.turn = (self.turn + 1) % self.topics.len();
-        if self.turn == 0 || self.topics.len() == 1 {
+impl<'a> Producer<'a> {
+    /// Connects producer `index` and waits for the others.
+    ///
+    /// # Errors
+    /// [`BenchError`] when the broker cannot be reached.
+    pub fn connect(
+        run: &'a Run,
+        routes: &'a [Route],
+        index: usize,
+        barrier: &Barrier,
+    ) -> Result<Self, BenchError> {
+        let turn = index % routes.len();
+        let connected = Client::connect(routes[turn].address.as_str(), ANSWER_TIMEOUT);
+        barrier.wait();
+        let in_flight = match run.pace {
+            Pace::Closed { in_flight } => in_flight,
+            Pace::Open { .. } => MAX_IN_FLIGHT,
+        };
+        Ok(Self {
+            run,
+            client: connected?,
+            routes,
+            index,
+            turn,
+            next_queue: i32::try_from(index).unwrap_or(0),
+            body: vec![b'x'; run.size],
+            sequence: 0,
+            outstanding: 0,
+            since: vec![Instant::now(); (in_flight * 2).next_power_of_two()],
+            tally: Tally {
+                latencies: Latencies::new()?,
+                refused: 0,
+                accepted: 0,
+                faults: Faults::default(),
+            },
+        })
+    }
+
+    /// Sends until the end of the counted time and waits for the last answers.
+    ///
+    /// # Errors
+    /// [`BenchError`] when the connection fails or an answer does not come.
+    pub fn run(mut self) -> Result<Tally, BenchError> {
+        match self.run.pace {
+            Pace::Closed { in_flight } => self.closed(in_flight)?,
+            Pace::Open { rate } => self.open(rate)?,
+        }
+        Ok(self.tally)
+    }
+
+    fn closed(&mut self, in_flight: usize) -> Result<(), BenchError> {
+        let until = self.run.counted.end;
+        for _ in 0..in_flight {
+            self.queue_one(Instant::now())?;
+        }
+        self.client.flush()?;
+        while self.outstanding > 0 {
+            if !self.answer(Instant::now() + ANSWER_TIMEOUT)? {
+                return Err(silent());
+            }
+            let now = Instant::now();
+            // Answers that came together are followed by sends that go together, as from a client
+            // whose threads were all woken by one read.
+            loop {
+                if now < until {
+                    self.queue_one(Instant::now())?;
+                }
+                if !self.answer(now)? {
+                    break;
+                }
+            }
+            self.client.flush()?;
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, rate: f64) -> Result<(), BenchError> {
+        let mut schedule = Schedule::new(self.run.begin, rate, self.run.producers, self.index);
+        let until = self.run.counted.end;
+        let mut heard = Instant::now();
+        loop {
+            let now = Instant::now();
+            while schedule.due() <= now
+                && schedule.due() < until
+                && self.outstanding < MAX_IN_FLIGHT
+            {
+                self.queue_one(schedule.due())?;
+                schedule.advance();
+            }
+            self.client.flush()?;
+            let over = schedule.due() >= until;
+            if over && self.outstanding == 0 {
+                return Ok(());
+            }
+            let full = self.outstanding >= MAX_IN_FLIGHT;
+            let wait = if over || full {
+                now + ANSWER_TIMEOUT
+            } else {
+                schedule.due()
+            };
+            let mut came = self.answer(wait)?;
+            if came {
+                heard = Instant::now();
+            } else if self.outstanding > 0 && heard.elapsed() > ANSWER_TIMEOUT {
+                return Err(silent());
+            } else if self.outstanding == 0 {
+                heard = Instant::now();
+            }
+            while came {
+                came = self.answer(now)?;
+            }
+        }
+    }
+
+    /// Queues a send whose latency counts from `since`.
+    fn queue_one(&mut self, since: Instant) -> Result<(), BenchError> {
+        self.turn = (self.turn + 1) % self.routes.len();
+        if self.turn == 0 || self.routes.len() == 1 {
             self.next_queue = (self.next_queue + 1) & 0xffff;
         }
-        let (topic, queues) = (&self.topics[self.turn], self.routes[self.turn].queues);
+        let route = &self.routes[self.turn];
+        if self.body.len() >= STAMP_BYTES {
+            let stamp = Stamp {
+                run: self.run.id,
+                producer: u32::try_from(self.index).unwrap_or(u32::MAX),
+                sequence: self.sequence,
+                intended_ns: self.run.clock.ns(since),
+            };
+            stamp.write(&mut self.body);
+        }
         let send = SendRequest {
             producer_group: "saturnmq_bench",
-            topic,
+            topic: &route.topic,
             default_topic: TEMPLATE,
             default_topic_queue_nums: 4,
-            queue_id: self.next_queue % queues,
-            sys_flag: 0,
+            queue_id: self.next_queue % route.queues,
             born_timestamp: now_ms(),
-            flag: 0,
             properties: "WAIT\u{1}true\u{2}",
-            reconsume_times: 0,
-            unit_mode: false,
-            max_reconsume_times: None,
-            batch: false,
-            broker_name: None,
+            ..SendRequest::default()
         };
         let code = request::SEND_MESSAGE_V2;
         let opaque = self.client.queue(
@@ -255,92 +327,42 @@ impl Producer<'_> {
             |fields| send.encode_fields(code, fields),
             &self.body,
         )?;
-        let slot = opaque as u32 as usize % self.sent.len();
-        self.sent[slot] = Instant::now();
+        let slot = opaque as u32 as usize % self.since.len();
+        self.since[slot] = since;
+        self.sequence += 1;
+        self.outstanding += 1;
         Ok(())
     }
 
-    /// Waits for one answer: whether it was SEND_OK, and how long it took.
-    fn answer(&mut self, deadline: Instant) -> Result<Option<(bool, Duration)>, BenchError> {
+    /// Waits for one answer and counts it; false at the deadline.
+    fn answer(&mut self, deadline: Instant) -> Result<bool, BenchError> {
         let Some(command) = self.client.receive(deadline)? else {
-            return Ok(None);
+            return Ok(false);
         };
-        let (opaque, ok) = (command.opaque, command.code == response::SUCCESS);
-        let slot = opaque as u32 as usize % self.sent.len();
-        Ok(Some((ok, self.sent[slot].elapsed())))
-    }
-}
-
-fn now_ms() -> i64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-}
-
-fn produce(
-    plan: &Plan,
-    routes: &[Route],
-    index: usize,
-    barrier: &Barrier,
-) -> Result<Tally, BenchError> {
-    let start = index % plan.topics.len();
-    let connected = Client::connect(routes[start].address.as_str(), ANSWER_TIMEOUT);
-    barrier.wait();
-    let mut producer = Producer {
-        client: connected?,
-        topics: &plan.topics,
-        routes,
-        turn: start,
-        next_queue: i32::try_from(index).unwrap_or(0),
-        body: vec![b'x'; plan.size],
-        sent: vec![Instant::now(); (plan.in_flight * 2).next_power_of_two()],
-    };
-    let counted_from = Instant::now() + plan.warm_up;
-    let until = counted_from + plan.duration;
-    let mut tally = Tally {
-        latencies: histogram()?,
-        refused: 0,
-    };
-    for _ in 0..plan.in_flight {
-        producer.queue_one()?;
-    }
-    producer.client.flush()?;
-    let mut outstanding = plan.in_flight;
-    while outstanding > 0 {
-        let Some(first) = producer.answer(Instant::now() + ANSWER_TIMEOUT)? else {
-            return Err(BenchError::System(format!(
-                "no answer within {ANSWER_TIMEOUT:?}"
-            )));
-        };
+        self.outstanding -= 1;
+        let since = self.since[command.opaque as u32 as usize % self.since.len()];
         let now = Instant::now();
-        let counted = now >= counted_from && now < until;
-        // Answers that came together are followed by sends that go together, as from a client
-        // whose threads were all woken by one read.
-        let mut next = Some(first);
-        while let Some((ok, latency)) = next {
-            outstanding -= 1;
+        // An open loop counts what was due in the counted time, a closed one what was answered.
+        let moment = match self.run.pace {
+            Pace::Closed { .. } => now,
+            Pace::Open { .. } => since,
+        };
+        let counted = self.run.counted.contains(&moment);
+        if command.code == response::SUCCESS {
+            self.tally.accepted += 1;
             if counted {
-                tally.count(ok, latency);
+                self.tally
+                    .latencies
+                    .record(now.saturating_duration_since(since));
             }
-            if now < until {
-                producer.queue_one()?;
-                outstanding += 1;
-            }
-            next = producer.answer(now)?;
+        } else {
+            self.tally.refused += u64::from(counted);
+            self.tally.faults.refused(command.code, command.remark);
         }
-        producer.client.flush()?;
+        Ok(true)
     }
-    Ok(tally)
 }
 
-impl Tally {
-    fn count(&mut self, ok: bool, latency: Duration) {
-        if ok {
-            let micros = u64::try_from(latency.as_micros()).unwrap_or(MAX_LATENCY_US);
-            self.latencies.saturating_record(micros.max(1));
-        } else {
-            self.refused += 1;
-        }
-    }
+fn silent() -> BenchError {
+    BenchError::System(format!("no answer within {ANSWER_TIMEOUT:?}"))
 }

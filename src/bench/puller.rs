@@ -1,0 +1,202 @@
+//! One connection that pulls some queues and checks every message.
+
+use std::time::{Duration, Instant};
+
+use saturnmq_net::client::{Client, OwnedCommand};
+use saturnmq_net::codes::{request, response};
+use saturnmq_net::command::Command;
+use saturnmq_net::encode::Encoder;
+use saturnmq_net::messages::pull::{PULL_SUBSCRIPTION, PULL_SUSPEND, PullRequest, PullResponse};
+use saturnmq_storage::format::record::Record;
+
+use super::{ANSWER_TIMEOUT, BenchError, Faults};
+
+/// Consumer group of the load generator.
+pub const GROUP: &str = "saturnmq_bench_consumer";
+/// Code of an answer that has no messages yet.
+const NOT_FOUND: i32 = 19;
+/// Code of an answer that asks to pull again at once.
+const RETRY_IMMEDIATELY: i32 = 20;
+
+/// A queue and how far it was read.
+#[derive(Debug, Clone)]
+pub struct Queue {
+    /// The topic.
+    pub topic: String,
+    /// Queue id.
+    pub id: i32,
+    /// Queue offset of the next message.
+    pub next: i64,
+    /// Queue offset behind the last message wanted; `i64::MAX` for all that come.
+    pub end: i64,
+    opaque: Option<i32>,
+}
+
+impl Queue {
+    /// From `next` on, up to `end`.
+    pub fn new(topic: &str, id: i32, next: i64, end: i64) -> Self {
+        Self {
+            topic: topic.to_owned(),
+            id,
+            next,
+            end,
+            opaque: None,
+        }
+    }
+
+    /// Whether all wanted messages were read.
+    pub fn is_done(&self) -> bool {
+        self.next >= self.end
+    }
+}
+
+/// A connection to a broker and the queues it pulls.
+pub struct Puller {
+    client: Client,
+    queues: Vec<Queue>,
+    batch: i32,
+    wait: Duration,
+    /// What the broker did wrong.
+    pub faults: Faults,
+}
+
+/// The ends of a queue.
+///
+/// # Errors
+/// [`BenchError`] when the broker does not say.
+pub fn end_of(client: &mut Client, topic: &str, id: i32) -> Result<i64, BenchError> {
+    let fields = |fields: &mut Encoder<'_>| {
+        fields.field_str("topic", topic).field_i32("queueId", id);
+    };
+    let answer = client.invoke(request::GET_MAX_OFFSET, fields, &[], ANSWER_TIMEOUT)?;
+    offset_of(&answer).ok_or_else(|| {
+        let remark = answer.remark.unwrap_or_default();
+        let code = answer.code;
+        BenchError::System(format!("the end of {topic}/{id}: code {code}: {remark}"))
+    })
+}
+
+fn offset_of(answer: &OwnedCommand) -> Option<i64> {
+    (answer.code == response::SUCCESS).then(|| answer.number("offset"))?
+}
+
+impl Puller {
+    /// Pulls up to `batch` messages at a time; the broker may hold a pull for `wait`.
+    pub fn new(client: Client, queues: Vec<Queue>, batch: i32, wait: Duration) -> Self {
+        Self {
+            client,
+            queues,
+            batch,
+            wait,
+            faults: Faults::default(),
+        }
+    }
+
+    /// Whether all wanted messages were read.
+    pub fn is_done(&self) -> bool {
+        self.queues.iter().all(Queue::is_done)
+    }
+
+    /// Asks for the next messages of every queue of which none are asked for.
+    ///
+    /// # Errors
+    /// [`BenchError`] when the connection fails.
+    pub fn ask(&mut self) -> Result<(), BenchError> {
+        for queue in &mut self.queues {
+            if queue.opaque.is_some() || queue.is_done() {
+                continue;
+            }
+            let suspend = if self.wait.is_zero() { 0 } else { PULL_SUSPEND };
+            let pull = PullRequest {
+                consumer_group: GROUP,
+                topic: &queue.topic,
+                queue_id: queue.id,
+                queue_offset: queue.next,
+                max_msg_nums: self.batch,
+                sys_flag: suspend | PULL_SUBSCRIPTION,
+                commit_offset: Some(0),
+                suspend_timeout_ms: i64::try_from(self.wait.as_millis()).ok(),
+                subscription: Some("*"),
+                sub_version: Some(0),
+                expression_type: Some("TAG"),
+                max_msg_bytes: None,
+                request_source: None,
+                broker_name: None,
+            };
+            let code = request::PULL_MESSAGE;
+            let opaque = self
+                .client
+                .queue(code, false, |f| pull.encode_fields(f), &[])?;
+            queue.opaque = Some(opaque);
+        }
+        self.client.flush().map_err(BenchError::from)
+    }
+
+    /// Waits for one answer and hands out its messages; false at the deadline.
+    ///
+    /// # Errors
+    /// [`BenchError`] when the connection fails or the answer cannot be read.
+    pub fn answer(
+        &mut self,
+        deadline: Instant,
+        mut each: impl FnMut(&Record<'_>, &mut Faults),
+    ) -> Result<bool, BenchError> {
+        let Some(command) = self.client.receive(deadline)? else {
+            return Ok(false);
+        };
+        let opaque = Some(command.opaque);
+        let Some(queue) = self.queues.iter_mut().find(|queue| queue.opaque == opaque) else {
+            return Ok(true);
+        };
+        queue.opaque = None;
+        take(queue, &command, &mut self.faults, &mut each)?;
+        Ok(true)
+    }
+}
+
+fn take(
+    queue: &mut Queue,
+    command: &Command<'_>,
+    faults: &mut Faults,
+    each: &mut impl FnMut(&Record<'_>, &mut Faults),
+) -> Result<(), BenchError> {
+    match command.code {
+        response::SUCCESS => {}
+        NOT_FOUND => return Ok(()),
+        RETRY_IMMEDIATELY => {
+            let answer = PullResponse::decode(&command.ext)
+                .map_err(|error| BenchError::System(error.to_string()))?;
+            queue.next = queue.next.max(answer.next_begin_offset);
+            return Ok(());
+        }
+        code => {
+            let remark = command.remark.unwrap_or("no remark");
+            let (topic, id) = (&queue.topic, queue.id);
+            let text = format!("a pull of {topic}/{id}: code {code}: {remark}");
+            return Err(BenchError::System(text));
+        }
+    }
+    let mut rest = command.body;
+    while !rest.is_empty() {
+        let record = match Record::decode(rest) {
+            Ok(record) => record,
+            Err(error) => {
+                return Err(BenchError::System(format!("a pulled record: {error}")));
+            }
+        };
+        rest = &rest[record.size() as usize..];
+        if record.check_body().is_err() {
+            faults.count("damaged body");
+        }
+        match record.queue_offset() {
+            offset if offset == queue.next => {}
+            offset if offset < queue.next => faults.count("message again or out of order"),
+            _ => faults.count("gap in the queue offsets"),
+        }
+        queue.next = record.queue_offset() + 1;
+        if record.queue_offset() < queue.end {
+            each(&record, faults);
+        }
+    }
+    Ok(())
+}
