@@ -10,7 +10,7 @@ use saturnmq_net::client::Client;
 use serde::Serialize;
 
 use super::payload::{Arrivals, Clock, Stamp};
-use super::produce::{Pace, Producer, Run};
+use super::produce::{Pace, Producer, Run, Tally};
 use super::puller::{Puller, Queue, end_of};
 use super::{ANSWER_TIMEOUT, BenchError, Cost, Faults, Latencies, Moment, route};
 
@@ -40,6 +40,26 @@ pub struct Plan {
     pub duration: Duration,
     /// Broker process on this host whose CPU time and memory are reported.
     pub broker_pid: Option<u32>,
+}
+
+impl Plan {
+    /// The run of this plan, which begins shortly.
+    fn begin(&self) -> Run {
+        let clock = Clock {
+            origin: Instant::now(),
+        };
+        let begin = clock.origin + Duration::from_millis(200);
+        let counted_from = begin + self.warm_up;
+        Run {
+            id: super::now_ms().unsigned_abs(),
+            clock,
+            counted: counted_from..counted_from + self.duration,
+            pace: Pace::Open { rate: self.rate },
+            begin,
+            producers: self.producers,
+            size: self.size,
+        }
+    }
 }
 
 /// What was measured.
@@ -83,20 +103,8 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
         let next = end_of(&mut client, &plan.topic, id)?;
         shares[id as usize % plan.consumers].push(Queue::new(&plan.topic, id, next, i64::MAX));
     }
-    let clock = Clock {
-        origin: Instant::now(),
-    };
-    let begin = clock.origin + Duration::from_millis(200);
-    let counted_from = begin + plan.warm_up;
-    let run = Run {
-        id: super::now_ms().unsigned_abs(),
-        clock,
-        counted: counted_from..counted_from + plan.duration,
-        pace: Pace::Open { rate: plan.rate },
-        begin,
-        producers: plan.producers,
-        size: plan.size,
-    };
+    let run = plan.begin();
+    let clock = run.clock;
     let shared = Received {
         run: &run,
         counted: clock.ns(run.counted.start)..clock.ns(run.counted.end),
@@ -116,48 +124,20 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
                 scope.spawn(move || Producer::connect(shared.run, routes, index, barrier)?.run())
             })
             .collect();
-        thread::sleep(counted_from.saturating_duration_since(Instant::now()));
+        thread::sleep(run.counted.start.saturating_duration_since(Instant::now()));
         let before = Moment::now(plan.broker_pid);
-        thread::sleep(run_end(shared.run).saturating_duration_since(Instant::now()));
+        thread::sleep(run.counted.end.saturating_duration_since(Instant::now()));
         let after = Moment::now(plan.broker_pid);
-        let mut faults = Faults::default();
-        let mut sent = Vec::new();
-        let mut failed = None;
-        for producer in producers {
-            match producer.join() {
-                Ok(Ok(tally)) => {
-                    faults.add(&tally.faults);
-                    sent.push(tally.accepted);
-                }
-                Ok(Err(error)) => failed = Some(error),
-                Err(_) => failed = Some(panicked("producer")),
-            }
-        }
+        let mut outcome = Outcome::new()?;
+        let sent = outcome.producers(producers);
         await_last(shared, sent.iter().sum());
         shared.stop.store(true, Ordering::Release);
-        let mut latencies = Latencies::new()?;
-        for consumer in consumers {
-            match consumer.join() {
-                Ok(Ok((own, wrong))) => {
-                    latencies.add(&own)?;
-                    faults.add(&wrong);
-                }
-                Ok(Err(error)) => failed = Some(error),
-                Err(_) => failed = Some(panicked("consumer")),
-            }
-        }
-        if let Some(error) = failed {
+        outcome.consumers(consumers);
+        outcome.compare(&sent, shared);
+        if let Some(error) = outcome.failed {
             return Err(error);
         }
-        let arrivals = shared
-            .arrivals
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        for (producer, count) in (0..).zip(&sent) {
-            for _ in 0..arrivals.missing(producer, *count) {
-                faults.count("message acknowledged and never received");
-            }
-        }
+        let latencies = outcome.latencies;
         let seconds = plan.duration.as_secs_f64();
         Ok(Report {
             messages: latencies.count(),
@@ -165,17 +145,73 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
             per_second: latencies.count() as f64 / seconds,
             latency_us: latencies.percentiles(),
             cost: before.cost_until(&after, latencies.count()),
-            faults,
+            faults: outcome.faults,
         })
     })
 }
 
-fn panicked(who: &str) -> BenchError {
-    BenchError::System(format!("a {who} thread panicked"))
+type Joined<'scope, T> = Vec<thread::ScopedJoinHandle<'scope, Result<T, BenchError>>>;
+
+/// What all threads saw.
+struct Outcome {
+    latencies: Latencies,
+    faults: Faults,
+    failed: Option<BenchError>,
 }
 
-fn run_end(run: &Run) -> Instant {
-    run.counted.end
+impl Outcome {
+    fn new() -> Result<Self, BenchError> {
+        Ok(Self {
+            latencies: Latencies::new()?,
+            faults: Faults::default(),
+            failed: None,
+        })
+    }
+
+    /// Sends accepted from each producer.
+    fn producers(&mut self, threads: Joined<'_, Tally>) -> Vec<u64> {
+        let mut accepted = Vec::new();
+        for thread in threads {
+            match thread.join() {
+                Ok(Ok(tally)) => {
+                    self.faults.add(&tally.faults);
+                    accepted.push(tally.accepted);
+                }
+                Ok(Err(error)) => self.failed = Some(error),
+                Err(_) => self.failed = Some(panicked("producer")),
+            }
+        }
+        accepted
+    }
+
+    fn consumers(&mut self, threads: Joined<'_, (Latencies, Faults)>) {
+        for thread in threads {
+            match thread.join() {
+                Ok(Ok((latencies, faults))) => {
+                    self.faults.add(&faults);
+                    self.failed = self.latencies.add(&latencies).err().or(self.failed.take());
+                }
+                Ok(Err(error)) => self.failed = Some(error),
+                Err(_) => self.failed = Some(panicked("consumer")),
+            }
+        }
+    }
+
+    fn compare(&mut self, sent: &[u64], shared: &Received<'_>) {
+        let arrivals = shared
+            .arrivals
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (producer, count) in (0..).zip(sent) {
+            for _ in 0..arrivals.missing(producer, *count) {
+                self.faults.count("message acknowledged and never received");
+            }
+        }
+    }
+}
+
+fn panicked(who: &str) -> BenchError {
+    BenchError::System(format!("a {who} thread panicked"))
 }
 
 /// Waits until as many messages arrived as were accepted.
