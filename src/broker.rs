@@ -22,6 +22,7 @@ use crate::persist::{File, Persist, StateSource};
 use crate::services::ServicesHandle;
 use crate::stats::Stats;
 use crate::topics::{Topic, TopicConfig, Topics};
+use crate::transaction::Transactions;
 
 /// Ports that are listened on, once they are bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -56,6 +57,8 @@ pub struct Broker {
     pub offsets: ConsumerOffsets,
     /// Progress of the delay levels.
     pub delay_offsets: Arc<DelayOffsets>,
+    /// Transactions.
+    pub transactions: Transactions,
     /// Connected clients.
     pub clients: Clients,
     /// Locks of ordered consumption.
@@ -94,6 +97,16 @@ impl Broker {
             self.topics.get(names::SCHEDULE_TOPIC)?.as_ref(),
             level.checked_sub(1)?,
         )
+    }
+
+    /// The queue that holds half messages.
+    pub fn half_queue(&self) -> Option<Arc<Queue>> {
+        self.queue(self.topics.get(names::HALF_TOPIC)?.as_ref(), 0)
+    }
+
+    /// The queue that says which half messages are done with.
+    pub fn op_queue(&self) -> Option<Arc<Queue>> {
+        self.queue(self.topics.get(names::OP_HALF_TOPIC)?.as_ref(), 0)
     }
 
     /// Enters this broker and its topics into the embedded name server's tables.

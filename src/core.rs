@@ -22,6 +22,7 @@ use crate::cold::Cold;
 use crate::handler;
 use crate::handler::pull::{CROWDED, Pull, Pulls};
 use crate::handler::send::Sends;
+use crate::handler::transaction::Ends;
 use crate::persist::Ticket;
 use crate::questions::Questions;
 use crate::services::{Job, Work};
@@ -58,6 +59,7 @@ pub struct Core {
     pub(crate) index: usize,
     pub(crate) sends: Sends,
     pub(crate) pulls: Pulls,
+    pub(crate) ends: Ends,
     inbox: Receiver<CoreMessage>,
     connections: HashMap<ConnectionId, Connection>,
     scratch: Scratch,
@@ -89,6 +91,7 @@ impl Core {
             index,
             sends,
             pulls,
+            ends: Ends::default(),
             inbox,
             connections: HashMap::new(),
             scratch: Scratch::default(),
@@ -383,7 +386,10 @@ impl Protocol for Core {
     }
 
     fn idle(&self) -> bool {
-        self.sends.is_idle() && self.elsewhere == 0 && self.stalled.is_empty()
+        self.sends.is_idle()
+            && self.ends.is_idle()
+            && self.elsewhere == 0
+            && self.stalled.is_empty()
     }
 }
 

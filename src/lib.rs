@@ -36,4 +36,5 @@ pub mod subscription;
 pub mod systemd;
 pub mod topics;
 pub mod traffic;
+pub mod transaction;
 pub mod wiring;

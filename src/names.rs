@@ -59,6 +59,9 @@ pub const BOOT_GROUPS: [&str; 8] = [
     "CID_RMQ_SYS_TRANS",
 ];
 
+/// The group whose consumer offsets are the progress of the transaction check.
+pub const TRANSACTION_GROUP: &str = "CID_RMQ_SYS_TRANS";
+
 const OTHER_SYSTEM_GROUPS: [&str; 6] = [
     "DEFAULT_CONSUMER",
     "DEFAULT_PRODUCER",

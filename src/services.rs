@@ -21,6 +21,8 @@ use crate::broker::Broker;
 use crate::core::{encode_reply, now_ms};
 use crate::delay::Delivery;
 use crate::handler::pull::{self, Pull};
+use crate::transaction::Close;
+use crate::transaction::check::{Checker, Step};
 
 /// Jobs that may wait for the services thread; more are refused as overload.
 const JOBS: usize = 8192;
@@ -134,6 +136,7 @@ pub type AppendThen = Box<dyn FnOnce(&mut ServiceContext, Result<Appended, Appen
 enum Appending {
     Job(AppendThen),
     Delivery { level: usize, offset: i64 },
+    Check(Step),
 }
 
 /// What jobs work with.
@@ -144,6 +147,8 @@ pub struct ServiceContext {
     pub reader: StoreReader,
     port: AppendPort,
     appending: VecDeque<Appending>,
+    /// Half messages that are done with once an op message says so.
+    closing: VecDeque<Close>,
 }
 
 impl ServiceContext {
@@ -174,6 +179,35 @@ impl ServiceContext {
         self.appending
             .push_back(Appending::Delivery { level, offset });
         Ok(())
+    }
+
+    /// Appends a record of the transaction check; the step is given back when that fails.
+    pub(crate) fn append_step(
+        &mut self,
+        queue: &Queue,
+        parts: &MessageParts<'_>,
+        step: Step,
+    ) -> Result<(), (PushError, Step)> {
+        if let Err(error) = self.port.push(0, queue, parts) {
+            return Err((error, step));
+        }
+        self.appending.push_back(Appending::Check(step));
+        Ok(())
+    }
+
+    /// Has an op message say that a half message is done with.
+    pub fn close(&mut self, close: Close) {
+        self.closing.push_back(close);
+    }
+
+    /// Gives back what [`ServiceContext::next_close`] gave.
+    pub(crate) fn close_first(&mut self, close: Close) {
+        self.closing.push_front(close);
+    }
+
+    /// The next half message to close.
+    pub(crate) fn next_close(&mut self) -> Option<Close> {
+        self.closing.pop_front()
     }
 
     /// Sends a reply to a connection.
@@ -222,6 +256,7 @@ pub struct Services {
     context: ServiceContext,
     inbox: ServicesInbox,
     delivery: Delivery,
+    checker: Checker,
     /// Jobs for which the dispatcher is not far enough yet.
     early: VecDeque<(Job, Instant)>,
     next_sweep: Instant,
@@ -240,17 +275,20 @@ impl Services {
         broker.cores.attach_services(broker.services.bell());
         broker.store.check_disk();
         let delivery = Delivery::new(&broker, now);
+        let checker = Checker::new(&broker, now);
         let next_retention = now + broker.config.retention_interval;
         let context = ServiceContext {
             broker,
             reader,
             port,
             appending: VecDeque::new(),
+            closing: VecDeque::new(),
         };
         Self {
             context,
             inbox,
             delivery,
+            checker,
             early: VecDeque::new(),
             next_sweep: now + SWEEP,
             next_retention,
@@ -263,7 +301,9 @@ impl Services {
             self.results();
             let more = self.jobs();
             let now = Instant::now();
-            let due = self.delivery.round(&mut self.context, now);
+            let delivery = self.delivery.round(&mut self.context, now);
+            let check = self.checker.round(&mut self.context, now);
+            let due = delivery.into_iter().chain(check).min();
             self.rounds(now);
             self.context.port.submit();
             if !more {
@@ -286,6 +326,7 @@ impl Services {
             let _ = self.inbox.rung.recv_timeout(Duration::from_millis(10));
         }
         self.delivery.save(&self.context.broker);
+        self.checker.save(&self.context.broker);
     }
 
     fn results(&mut self) {
@@ -299,6 +340,9 @@ impl Services {
                     }
                     self.delivery
                         .done(&self.context.broker, level, offset, delivered);
+                }
+                Some(Appending::Check(step)) => {
+                    self.checker.done(&mut self.context, step, result.outcome);
                 }
                 None => return,
             }

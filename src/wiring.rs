@@ -31,6 +31,7 @@ use crate::services::{Services, ServicesHandle, ServicesInbox};
 use crate::state_json::now_ms;
 use crate::stats::Stats;
 use crate::topics::Topics;
+use crate::transaction::Transactions;
 
 /// Messages that wait for one core, at most.
 const INBOX: usize = 16_384;
@@ -124,6 +125,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         filters: RegisteredFilters::load(Arc::clone(&persist), &config.filters, now_ms())?,
         delay_offsets: Arc::new(DelayOffsets::load(Arc::clone(&persist))?),
         name_server: NameServer::load(&persist, config.name_server_limits)?,
+        transactions: Transactions::new(),
         clients: Clients::default(),
         locks: QueueLocks::default(),
         cores: directory,

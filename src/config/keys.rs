@@ -170,7 +170,10 @@ const KEYS: &[Key] = &[
     boot("brokerTopicEnable", Flag, "true"),
     live("autoCreateSubscriptionGroup", Flag, "true"),
     live("enableCreateSysGroup", Flag, "true"),
-    idle("rejectTransactionMessage", Flag, "false"),
+    live("rejectTransactionMessage", Flag, "false"),
+    live("transactionTimeOut", POSITIVE_MS, "6000"),
+    live("transactionCheckMax", Range(1, i32::MAX as i64), "15"),
+    live("transactionCheckInterval", POSITIVE_MS, "30000"),
     live("rejectPullConsumerEnable", Flag, "false"),
     boot("traceTopicEnable", Flag, "false"),
     boot("msgTraceTopicName", Text, "RMQ_SYS_TRACE_TOPIC"),
@@ -487,7 +490,6 @@ mod tests {
             "consumerFallbehindThreshold",
             "realTimeNotifyConsumerChange",
             "subscriptionExpiredTimeout",
-            "rejectTransactionMessage",
             "forceRegister",
         ] {
             assert_eq!(

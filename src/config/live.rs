@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -67,6 +68,14 @@ pub struct LiveConfig {
     pub broker_permission: i32,
     /// `rejectPullConsumerEnable`.
     pub reject_pull_consumer: bool,
+    /// `rejectTransactionMessage`.
+    pub reject_transactions: bool,
+    /// `transactionTimeOut`: age at which a producer is asked, in milliseconds.
+    pub transaction_timeout_ms: i64,
+    /// `transactionCheckMax`: questions before a half message is given up.
+    pub transaction_check_max: i64,
+    /// `transactionCheckInterval`.
+    pub transaction_check_interval: Duration,
     /// `traceOn`.
     pub trace_on: bool,
     /// `regionId`.
@@ -127,6 +136,10 @@ impl LiveConfig {
             enable_create_sys_group: v.flag("enableCreateSysGroup"),
             broker_permission: v.number("brokerPermission"),
             reject_pull_consumer: v.flag("rejectPullConsumerEnable"),
+            reject_transactions: v.flag("rejectTransactionMessage"),
+            transaction_timeout_ms: v.number("transactionTimeOut"),
+            transaction_check_max: v.number("transactionCheckMax"),
+            transaction_check_interval: Duration::from_millis(v.number("transactionCheckInterval")),
             trace_on: v.flag("traceOn"),
             region_id: v.text("regionId").into(),
             enable_property_filter: v.flag("enablePropertyFilter"),

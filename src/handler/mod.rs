@@ -20,9 +20,11 @@ pub mod reset;
 pub mod runtime;
 pub mod send;
 pub mod send_checks;
+pub mod send_properties;
 pub mod sendback;
 pub mod stats;
 pub mod topic;
+pub mod transaction;
 
 use saturnmq_net::codes::request;
 use saturnmq_net::driver::Outbox;
@@ -111,7 +113,7 @@ fn broker_request(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> An
         request::SEND_REPLY_MESSAGE | request::SEND_REPLY_MESSAGE_V2 => {
             reply::reply(&core.broker, request)
         }
-        request::END_TRANSACTION => transactions_are_not_supported(),
+        request::END_TRANSACTION => transaction::end(core, request, io),
         _ => admin_request(&core.broker, request),
     }
 }
@@ -144,6 +146,7 @@ fn admin_request(broker: &Broker, request: &Request<'_>) -> Answer {
         request::INVOKE_BROKER_TO_RESET_OFFSET => reset::reset(broker, request),
         request::GET_CONSUMER_RUNNING_INFO => relay::running_info(broker, request),
         request::CONSUME_MESSAGE_DIRECTLY => relay::consume_directly(broker, request),
+        request::RESUME_CHECK_HALF_MESSAGE => transaction::resume(broker, request),
         request::CLEAN_EXPIRED_CONSUMEQUEUE => housekeeping::clean_queues(),
         request::DELETE_EXPIRED_COMMITLOG => housekeeping::delete_log(),
         request::CLEAN_UNUSED_TOPIC => housekeeping::clean_topics(),
@@ -168,11 +171,6 @@ fn newer_admin_request(broker: &Broker, request: &Request<'_>) -> Answer {
 
 fn name_server_request(core: &mut Core, request: &Request<'_>) -> Answer {
     name_server::handle(&core.broker, request).unwrap_or_else(|| unknown(request.command.code))
-}
-
-fn transactions_are_not_supported() -> Answer {
-    let remark = "END_TRANSACTION (37): transaction messages are not supported";
-    Reply::error(MESSAGE_ILLEGAL, remark).into()
 }
 
 fn unknown(code: i32) -> Answer {

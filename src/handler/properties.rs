@@ -24,6 +24,16 @@ pub const CLUSTER: &str = "CLUSTER";
 pub const UNIQ_KEY: &str = "UNIQ_KEY";
 /// Marks a half message.
 pub const TRAN_MSG: &str = "TRAN_MSG";
+/// Id of a transaction: the unique key of its half message.
+pub const TRANSACTION_ID: &str = "__transactionId__";
+/// Producer group of a transaction.
+pub const PGROUP: &str = "PGROUP";
+/// How often the producer was asked about a half message.
+pub const CHECK_TIMES: &str = "TRANSACTION_CHECK_TIMES";
+/// Queue offset of the half message that a copy made while it was immune stands for.
+pub const PREPARED_QUEUE_OFFSET: &str = "TRAN_PREPARED_QUEUE_OFFSET";
+/// Seconds before the producer is first asked about a half message.
+pub const CHECK_IMMUNITY: &str = "CHECK_IMMUNITY_TIME_IN_SECONDS";
 /// Topic that a redirected message is meant for.
 pub const REAL_TOPIC: &str = "REAL_TOPIC";
 /// Queue that a redirected message is meant for.

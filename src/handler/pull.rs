@@ -118,6 +118,11 @@ pub struct Pulls {
 }
 
 impl Pulls {
+    /// This core's reader of the store.
+    pub(crate) fn reader(&mut self) -> &mut StoreReader {
+        &mut self.reader
+    }
+
     /// The pull side of core `core`.
     pub fn new(reader: StoreReader, wakes: WakeQueue, core: usize, now: Instant) -> Self {
         let parked = Parked::new(ParkedLimits::default(), now);

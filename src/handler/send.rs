@@ -15,13 +15,16 @@ use saturnmq_net::messages::send::SendRequest;
 use saturnmq_storage::append_queue::{AppendFailure, AppendPort, Appended, PushError};
 use saturnmq_storage::format::message::{MessageParts, PROPERTIES_MAX, sys_flag};
 use saturnmq_storage::format::message_id::MessageId;
+use saturnmq_storage::queue_table::Queue;
 
-use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
+use crate::answer::{Answer, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::config::LiveConfig;
 use crate::core::Core;
 use crate::handler::properties::{self, PropertyScan};
 use crate::handler::send_checks::{self, Redirect};
+use crate::handler::send_properties::{self, Stored};
+use crate::handler::transaction::{self, Ending};
 use crate::handler::{MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE, TOPIC_NOT_EXIST};
 use crate::names;
 use crate::topics::{Topic, TopicFilterType};
@@ -72,6 +75,8 @@ struct InFlight {
     batch: usize,
     key: KeptKey,
     topic: Arc<Topic>,
+    /// A record of a transaction's end is no send.
+    end: Option<Box<Ending>>,
 }
 
 /// What one core needs for sends.
@@ -131,6 +136,31 @@ impl Sends {
     /// Whether every send was answered.
     pub fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
+    }
+
+    /// Appends a record of a transaction's end; given back when that fails.
+    pub(crate) fn push_end(
+        &mut self,
+        queue: &Queue,
+        topic: &Arc<Topic>,
+        parts: &MessageParts<'_>,
+        end: Ending,
+    ) -> Result<(), (PushError, Ending)> {
+        if let Err(error) = self.port.push(self.next_token, queue, parts) {
+            return Err((error, end));
+        }
+        self.in_flight.push_back(InFlight {
+            token: self.next_token,
+            conn: end.slot().channel.conn,
+            to: end.slot().to,
+            queue_id: 0,
+            batch: 0,
+            key: KeptKey::None,
+            topic: Arc::clone(topic),
+            end: Some(Box::new(end)),
+        });
+        self.next_token += 1;
+        Ok(())
     }
 
     /// A number below `bound`, from a xorshift generator.
@@ -204,13 +234,10 @@ fn single(
     } = checked;
     let mut stored_queue_id = queue_id;
     sends.scan.read(send.properties);
-    let mut delay = match delay_level(&sends.scan, send.properties) {
-        Ok(level) => level,
-        Err(reply) => return reply.into(),
+    let (mut delay, half) = match send_properties::asked(broker, &sends.scan, &send) {
+        Ok(asked) => asked,
+        Err(refusal) => return refusal,
     };
-    if let Some(remark) = unsupported(&sends.scan, &send, delay) {
-        return send_checks::refused(broker, MESSAGE_ILLEGAL, remark);
-    }
     let mut dead = false;
     if let Some(group) = send.topic.strip_prefix(names::RETRY_PREFIX) {
         match send_checks::retry_target(broker, request, &send, group) {
@@ -221,38 +248,63 @@ fn single(
             Redirect::Refused(answer) => return answer,
         }
     }
+    if half && broker.live.load().reject_transactions {
+        return send_checks::transactions_forbidden(broker);
+    }
     if request.command.body.len() > sends.max_message_size {
         return illegal(broker, sends.max_message_size);
     }
     let key = sends.scan.get(send.properties, properties::UNIQ_KEY);
     let key = KeptKey::keep(key.filter(|_| request.is_v5()));
-    let level = delay.min(sends.delay_levels);
-    sends.store_properties(&send, level, delay, queue_id, dead && request.is_v5());
+    let stored = Stored {
+        level: delay.min(sends.delay_levels),
+        wanted_level: delay,
+        half,
+        topic: &topic.config.name,
+        queue_id: stored_queue_id,
+        undelayed: dead && request.is_v5(),
+        v5: request.is_v5(),
+    };
+    let text = send.properties;
+    stored.write(text, &mut sends.scan, &sends.cluster, &mut sends.properties);
     if sends.properties.len() > PROPERTIES_MAX {
         return illegal(broker, sends.max_message_size);
     }
-    let (stored_topic, queue) = if level > 0 {
-        stored_queue_id = level - 1;
-        (names::SCHEDULE_TOPIC, broker.schedule_queue(level))
-    } else {
-        (
-            topic.config.name.as_str(),
-            broker.queue(&topic, stored_queue_id),
-        )
-    };
-    let Some(queue) = queue else {
+    let Some((stored_topic, stored_queue_id, queue)) =
+        place(broker, &topic, &stored, stored_queue_id)
+    else {
         return send_checks::refused(broker, SYSTEM_ERROR, "the queue cannot be opened");
     };
     let properties: &[u8] = &sends.properties;
     let parts = MessageParts {
         topic: stored_topic,
         queue_id: stored_queue_id,
+        sys_flag: stored.sys_flag(sys_flags(&send, &topic)),
         properties: &[properties],
         ..message(request, &send, &topic, sends.store_host)
     };
     let pushed = sends.port.push(sends.next_token, &queue, &parts);
     let accepted = Taken::new(topic, queue_id, 0, key);
     taken(sends, broker, request, pushed, accepted, io)
+}
+
+/// Where a single message is stored: topic, queue id and queue.
+fn place<'a>(
+    broker: &Broker,
+    topic: &'a Topic,
+    stored: &Stored<'_>,
+    queue_id: i32,
+) -> Option<(&'a str, i32, Arc<Queue>)> {
+    let level = stored.level;
+    Some(if level > 0 {
+        let queue = broker.schedule_queue(level)?;
+        (names::SCHEDULE_TOPIC, level - 1, queue)
+    } else if stored.half {
+        (names::HALF_TOPIC, 0, broker.half_queue()?)
+    } else {
+        let queue = broker.queue(topic, queue_id)?;
+        (topic.config.name.as_str(), queue_id, queue)
+    })
 }
 
 fn batch(
@@ -282,7 +334,7 @@ fn batch(
     if delayed || transaction || request.command.body.len() > sends.max_message_size {
         return illegal(broker, sends.max_message_size);
     }
-    if let Some(remark) = unsupported(&sends.scan, &send, 0) {
+    if let Some(remark) = send_properties::not_in_a_batch(&sends.scan, &send) {
         return send_checks::refused(broker, MESSAGE_ILLEGAL, remark);
     }
     let key = sends.scan.get(send.properties, properties::UNIQ_KEY);
@@ -310,79 +362,6 @@ fn batch(
     }
     let accepted = Taken::new(topic, queue_id, batch, key);
     taken(sends, broker, request, pushed, accepted, io)
-}
-
-impl Sends {
-    /// Builds the property string of a single message as Apache 4.9 stores it.
-    fn store_properties(
-        &mut self,
-        send: &SendRequest<'_>,
-        level: i32,
-        wanted_level: i32,
-        queue_id: i32,
-        undelayed: bool,
-    ) {
-        let (text, scan, out) = (send.properties, &mut self.scan, &mut self.properties);
-        out.clear();
-        scan.remove(text, properties::CLUSTER);
-        if level > 0 {
-            scan.remove(text, properties::REAL_TOPIC);
-            scan.remove(text, properties::REAL_QID);
-            if level != wanted_level {
-                scan.remove(text, properties::DELAY);
-            }
-        } else {
-            scan.remove(text, properties::WAIT);
-        }
-        if undelayed {
-            scan.remove(text, properties::DELAY);
-        }
-        scan.write(text, out);
-        properties::append(out, properties::CLUSTER, &self.cluster);
-        if undelayed {
-            properties::append(out, properties::DELAY, "-1");
-        }
-        if level > 0 {
-            if level != wanted_level {
-                properties::append_number(out, properties::DELAY, level);
-            }
-            properties::append(out, properties::REAL_TOPIC, send.topic);
-            properties::append_number(out, properties::REAL_QID, queue_id);
-        }
-    }
-}
-
-/// What a message asks for that this broker does not do: refused rather than stored as if it did.
-fn unsupported(scan: &PropertyScan, send: &SendRequest<'_>, delay: i32) -> Option<&'static str> {
-    let text = send.properties;
-    let half = scan
-        .get(text, properties::TRAN_MSG)
-        .is_some_and(|v| v.eq_ignore_ascii_case("true"));
-    if half && !(send.reconsume_times > 0 && delay > 0) {
-        return Some("transaction messages (property TRAN_MSG) are not supported");
-    }
-    if delay <= 0 {
-        for name in properties::TIMERS {
-            if scan.get(text, name).is_some() {
-                return Some(
-                    "timer messages (properties TIMER_DELAY_SEC, TIMER_DELAY_MS and \
-                     TIMER_DELIVER_MS) are not supported; use a delay level",
-                );
-            }
-        }
-    }
-    None
-}
-
-/// The delay level that a message asks for; 0 for none.
-fn delay_level(scan: &PropertyScan, text: &str) -> Result<i32, Reply> {
-    let Some(level) = scan.get(text, properties::DELAY) else {
-        return Ok(0);
-    };
-    level.parse().map_err(|_| {
-        let remark = format!("the property DELAY holds \"{level}\", which is not a number");
-        Reply::error(SYSTEM_ERROR, remark)
-    })
 }
 
 /// What of a record comes from the request as it is.
@@ -459,6 +438,7 @@ fn taken(
                 batch,
                 key,
                 topic,
+                end: None,
             });
             sends.next_token += 1;
             io.request_started(request.conn);
@@ -492,13 +472,24 @@ pub fn results(core: &mut Core, io: &mut Outbox) {
     let sends = &mut core.sends;
     while let Some(result) = sends.port.pop() {
         // Results come in the order of the pushes, and each push was booked.
-        let Some(sent) = sends.in_flight.pop_front() else {
+        let Some(mut sent) = sends.in_flight.pop_front() else {
             return;
         };
         assert_eq!(
             sent.token, result.token,
             "results of the writer come in the order of pushes"
         );
+        if let Some(end) = sent.end.take() {
+            if let Ok(appended) = &result.outcome
+                && end.is_message()
+            {
+                let bytes = appended.end - appended.physical_offset;
+                sent.topic.traffic.put(1, bytes);
+                core.broker.stats.thread(core.index).put(1, bytes);
+            }
+            transaction::appended(&core.broker, &mut core.ends, *end, result.outcome, io);
+            continue;
+        }
         io.request_finished(sent.conn);
         match result.outcome {
             Ok(appended) => {
@@ -523,12 +514,18 @@ pub fn results(core: &mut Core, io: &mut Outbox) {
     if ended {
         abandoned(core, io);
     }
+    transaction::after_results(core, io);
 }
 
 /// Answers what is in flight once the writer has ended without saying what became of it.
 fn abandoned(core: &mut Core, io: &mut Outbox) {
     core.sends.batch_sizes.clear();
-    while let Some(sent) = core.sends.in_flight.pop_front() {
+    while let Some(mut sent) = core.sends.in_flight.pop_front() {
+        if let Some(end) = sent.end.take() {
+            let failure = Err(AppendFailure::ShuttingDown);
+            transaction::appended(&core.broker, &mut core.ends, *end, failure, io);
+            continue;
+        }
         io.request_finished(sent.conn);
         refuse(&core.broker, &sent, &AppendFailure::ShuttingDown, io);
     }

@@ -104,6 +104,13 @@ fn wrong_parameter(request: &Request<'_>) -> i32 {
     }
 }
 
+/// The refusal of half messages while `rejectTransactionMessage` is set.
+pub fn transactions_forbidden(broker: &Broker) -> Answer {
+    let host = broker.store_host.ip();
+    let remark = format!("the broker[{host}] sending transaction message is forbidden");
+    refused(broker, NO_PERMISSION, remark)
+}
+
 /// Looks for a topic that is not there: refused by name, made from the template, or missing.
 pub fn missing_topic(
     broker: &Broker,

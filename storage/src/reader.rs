@@ -20,7 +20,7 @@ use crate::watermarks::Watermarks;
 
 mod lookup;
 
-pub use lookup::TimeBoundary;
+pub use lookup::{InMemory, TimeBoundary};
 
 /// Entries taken from a queue at a time.
 const ENTRY_BATCH: usize = 64;

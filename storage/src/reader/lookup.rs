@@ -1,4 +1,4 @@
-//! Finding messages by time and by key.
+//! Finding messages by time and by key, and single records in memory.
 
 use std::sync::atomic::Ordering;
 
@@ -20,7 +20,37 @@ pub enum TimeBoundary {
     Nearest,
 }
 
+/// Whether a record could be read without the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InMemory {
+    /// It was.
+    Found,
+    /// No record begins there.
+    Missing,
+    /// That is no longer in memory: ask [`StoreReader::record`] on the services thread.
+    Cold,
+}
+
 impl StoreReader {
+    /// As [`StoreReader::record`], from memory alone.
+    pub fn record_in_memory(
+        &mut self,
+        offset: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<InMemory, ReadError> {
+        if offset < self.tail.start() {
+            let log_min = self.shared.min_log_offset.load(Ordering::SeqCst);
+            return Ok(match offset < log_min {
+                true => InMemory::Missing,
+                false => InMemory::Cold,
+            });
+        }
+        Ok(match self.record(offset, out)? {
+            true => InMemory::Found,
+            false => InMemory::Missing,
+        })
+    }
+
     /// Store time, in milliseconds, of the message at a queue offset; `None` if it cannot be read.
     /// May wait for the disk.
     pub fn store_time(&mut self, queue: &Queue, offset: i64) -> Result<Option<i64>, ReadError> {

@@ -1,0 +1,134 @@
+//! What a message's properties ask of the broker, and the property string that is stored
+//! (docs/behaviour.md, Sending).
+
+use saturnmq_net::messages::send::SendRequest;
+use saturnmq_storage::format::message::sys_flag;
+
+use crate::answer::{Answer, Reply, SYSTEM_ERROR};
+use crate::broker::Broker;
+use crate::handler::MESSAGE_ILLEGAL;
+use crate::handler::properties::{self, PropertyScan};
+use crate::handler::send_checks;
+
+const TIMER: &str = "timer messages (properties TIMER_DELAY_SEC, TIMER_DELAY_MS and \
+                     TIMER_DELIVER_MS) are not supported; use a delay level";
+
+/// What a single message asks for: its delay level, 0 for none, and whether it is the half message
+/// of a transaction.
+///
+/// # Errors
+/// The refusal of what cannot be stored as it is meant.
+pub fn asked(
+    broker: &Broker,
+    scan: &PropertyScan,
+    send: &SendRequest<'_>,
+) -> Result<(i32, bool), Answer> {
+    let delay = delay_level(scan, send.properties)?;
+    let illegal = |remark| Err(send_checks::refused(broker, MESSAGE_ILLEGAL, remark));
+    // A delayed retry of what once was a half message is none.
+    let half = is_half(scan, send) && !(send.reconsume_times > 0 && delay > 0);
+    if half && delay > 0 {
+        return illegal(
+            "a transaction message (property TRAN_MSG) cannot be delayed (property DELAY)",
+        );
+    }
+    if (half || delay <= 0) && has_timer(scan, send) {
+        return illegal(TIMER);
+    }
+    Ok((delay, half))
+}
+
+/// Why a batch cannot be stored.
+pub fn not_in_a_batch(scan: &PropertyScan, send: &SendRequest<'_>) -> Option<&'static str> {
+    if is_half(scan, send) {
+        return Some("transaction messages (property TRAN_MSG) cannot be sent in a batch");
+    }
+    has_timer(scan, send).then_some(TIMER)
+}
+
+fn is_half(scan: &PropertyScan, send: &SendRequest<'_>) -> bool {
+    scan.get(send.properties, properties::TRAN_MSG)
+        .is_some_and(|v| v.eq_ignore_ascii_case("true"))
+}
+
+fn has_timer(scan: &PropertyScan, send: &SendRequest<'_>) -> bool {
+    properties::TIMERS
+        .iter()
+        .any(|name| scan.get(send.properties, name).is_some())
+}
+
+fn delay_level(scan: &PropertyScan, text: &str) -> Result<i32, Reply> {
+    let Some(level) = scan.get(text, properties::DELAY) else {
+        return Ok(0);
+    };
+    level.parse().map_err(|_| {
+        let remark = format!("the property DELAY holds \"{level}\", which is not a number");
+        Reply::error(SYSTEM_ERROR, remark)
+    })
+}
+
+/// What decides over the stored properties of a single message.
+pub struct Stored<'a> {
+    /// Delay level, at most the table's last; 0 for none.
+    pub level: i32,
+    /// Delay level that was asked for.
+    pub wanted_level: i32,
+    /// A half message.
+    pub half: bool,
+    /// The topic that a redirected message is meant for.
+    pub topic: &'a str,
+    /// The queue that a redirected message is meant for.
+    pub queue_id: i32,
+    /// A dead letter of a 5.x client.
+    pub undelayed: bool,
+    /// A message of a 5.x client.
+    pub v5: bool,
+}
+
+impl Stored<'_> {
+    /// The system flag: a half message is an ordinary one in its topic.
+    pub fn sys_flag(&self, asked: i32) -> i32 {
+        match self.half {
+            true => asked & !sys_flag::TRANSACTION,
+            false => asked,
+        }
+    }
+
+    /// Builds the property string from the client's `text`, which `scan` has read, as Apache 4.9
+    /// stores it.
+    pub fn write(&self, text: &str, scan: &mut PropertyScan, cluster: &str, out: &mut Vec<u8>) {
+        out.clear();
+        let redirected = self.level > 0 || self.half;
+        scan.remove(text, properties::CLUSTER);
+        if redirected {
+            scan.remove(text, properties::REAL_TOPIC);
+            scan.remove(text, properties::REAL_QID);
+        } else {
+            scan.remove(text, properties::WAIT);
+        }
+        if self.level > 0 && self.level != self.wanted_level || self.undelayed {
+            scan.remove(text, properties::DELAY);
+        }
+        let id = scan
+            .get(text, properties::UNIQ_KEY)
+            .filter(|_| self.half && self.v5);
+        if id.is_some() {
+            scan.remove(text, properties::TRANSACTION_ID);
+        }
+        scan.write(text, out);
+        properties::append(out, properties::CLUSTER, cluster);
+        if self.undelayed {
+            properties::append(out, properties::DELAY, "-1");
+        }
+        if self.level > 0 && self.level != self.wanted_level {
+            properties::append_number(out, properties::DELAY, self.level);
+        }
+        if let Some(id) = id {
+            properties::append(out, properties::TRANSACTION_ID, id);
+        }
+        if redirected {
+            properties::append(out, properties::REAL_TOPIC, self.topic);
+            properties::append_number(out, properties::REAL_QID, self.queue_id);
+        }
+    }
+}
