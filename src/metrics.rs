@@ -4,6 +4,7 @@
 
 use std::fmt::Error;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -50,6 +51,7 @@ impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let mut out = Families(encoder);
         process(&self.0, &mut out)?;
+        transactions(&self.0, &mut out)?;
         traffic(&self.0, &mut out)?;
         lags(&self.0, &mut out)?;
         writer(&self.0, &mut out)?;
@@ -157,6 +159,27 @@ fn process(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
         "State files whose last write failed",
         None,
         broker.persist.failures().len() as f64,
+    )
+}
+
+fn transactions(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
+    let counters = &broker.transactions.counters;
+    let kind = MetricType::Counter;
+    let help = "Transactions that came to an end";
+    let mut family = out.family(kind, "transactions", help, None)?;
+    for (result, counter) in [
+        ("committed", &counters.committed),
+        ("rolled_back", &counters.rolled_back),
+        ("given_up", &counters.given_up),
+    ] {
+        let labels: [Label<'_>; 1] = [("result", result)];
+        one_counter(&mut family, &labels, counter.load(Ordering::Relaxed))?;
+    }
+    out.counter(
+        "transaction_checks",
+        "Questions to producers about transactions",
+        None,
+        counters.checks.load(Ordering::Relaxed),
     )
 }
 

@@ -8,6 +8,8 @@ mod name_server_replay;
 mod replay;
 mod retention;
 mod sending;
+mod transaction_replay;
+mod transactions;
 mod waiting;
 
 use std::collections::BTreeMap;

@@ -284,7 +284,12 @@ fn single(
         ..message(request, &send, &topic, sends.store_host)
     };
     let pushed = sends.port.push(sends.next_token, &queue, &parts);
-    let accepted = Taken::new(topic, queue_id, 0, key);
+    let accepted = Taken::new(
+        send_properties::counted(broker, half, topic),
+        queue_id,
+        0,
+        key,
+    );
     taken(sends, broker, request, pushed, accepted, io)
 }
 

@@ -1,6 +1,8 @@
 //! What a message's properties ask of the broker, and the property string that is stored
 //! (docs/behaviour.md, Sending).
 
+use std::sync::Arc;
+
 use saturnmq_net::messages::send::SendRequest;
 use saturnmq_storage::format::message::sys_flag;
 
@@ -9,6 +11,8 @@ use crate::broker::Broker;
 use crate::handler::MESSAGE_ILLEGAL;
 use crate::handler::properties::{self, PropertyScan};
 use crate::handler::send_checks;
+use crate::names;
+use crate::topics::Topic;
 
 const TIMER: &str = "timer messages (properties TIMER_DELAY_SEC, TIMER_DELAY_MS and \
                      TIMER_DELIVER_MS) are not supported; use a delay level";
@@ -65,6 +69,14 @@ fn delay_level(scan: &PropertyScan, text: &str) -> Result<i32, Reply> {
         let remark = format!("the property DELAY holds \"{level}\", which is not a number");
         Reply::error(SYSTEM_ERROR, remark)
     })
+}
+
+/// The topic whose traffic a message is: of a half message not its own one yet.
+pub fn counted(broker: &Broker, half: bool, topic: Arc<Topic>) -> Arc<Topic> {
+    match half {
+        true => broker.topics.get(names::HALF_TOPIC).unwrap_or(topic),
+        false => topic,
+    }
 }
 
 /// What decides over the stored properties of a single message.

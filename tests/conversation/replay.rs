@@ -28,21 +28,16 @@ const SETTINGS: [&str; 12] = [
 ];
 
 /// Requests that this module looks at; the answers to others are other modules' business.
-const CODES: [i64; 20] = [
-    10, 11, 12, 14, 15, 29, 30, 31, 32, 33, 34, 35, 36, 38, 41, 42, 46, 310, 320, 361,
+const CODES: [i64; 21] = [
+    10, 11, 12, 14, 15, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 41, 42, 46, 310, 320, 361,
 ];
 
 /// Case (start of its mark), the code answered instead, and why.
-const DIFFERENCES: [(&str, i32, &str); 15] = [
+const DIFFERENCES: [(&str, i32, &str); 12] = [
     (
         "310 to system topic TBW102",
         16,
         "a message there would sit in the template of all topics",
-    ),
-    (
-        "310 TRAN_MSG=true",
-        13,
-        "transactions are refused by name until they are supported",
     ),
     (
         "320 batch with a broken body",
@@ -69,7 +64,6 @@ const DIFFERENCES: [(&str, i32, &str); 15] = [
         0,
         "5.x consumers need it; nothing is gained by refusing it to others",
     ),
-    ("pull half topic", 19, "no half message was stored"),
     (
         "14 with setZeroIfNotFound=false",
         22,
@@ -90,14 +84,12 @@ const DIFFERENCES: [(&str, i32, &str); 15] = [
         26,
         "5.3 looks at the group first",
     ),
-    (
-        "37",
-        13,
-        "transactions are refused by name until they are supported",
-    ),
     ("310 missing topic field", 1, "the missing field is named"),
     ("310 no ext at all", 1, "the missing field is named"),
 ];
+
+/// What depends on how often the broker has asked about a half message meanwhile.
+const UNSTEADY: &str = "pull half topic";
 
 /// Values that differ from run to run.
 const VARYING: [&str; 4] = [
@@ -113,10 +105,14 @@ pub(super) struct Recording {
 
 impl Recording {
     pub(super) fn open(server: &str, case: &str) -> Self {
+        Self::of_client(server, "raw", case)
+    }
+
+    pub(super) fn of_client(server: &str, client: &str, case: &str) -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/frames");
         let path = root
             .join(server)
-            .join("raw")
+            .join(client)
             .join(format!("{case}.jsonl.zst"));
         let packed = std::fs::File::open(&path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
         let text = zstd::decode_all(packed).expect("zstd");
@@ -147,7 +143,7 @@ pub(super) fn key(line: &Value) -> Option<(String, i64)> {
     Some((line["conn"].as_str()?.to_owned(), line["opaque"].as_i64()?))
 }
 
-fn arrived(bytes: &[u8]) -> Option<Arrived> {
+pub(super) fn arrived(bytes: &[u8]) -> Option<Arrived> {
     let Ok(Parsed::Complete { frame, .. }) = parse(bytes, MAX_FRAME) else {
         return None;
     };
@@ -190,6 +186,9 @@ fn compare(mark: &str, code: i64, recorded: &Arrived, got: &Arrived) -> Option<S
     }
     if got.code != recorded.code {
         return Some(format!("code {} instead of {}", got.code, recorded.code));
+    }
+    if mark.starts_with(UNSTEADY) {
+        return None;
     }
     let (mut keys, recorded_keys): (Vec<_>, Vec<_>) =
         (got.ext.keys().collect(), recorded.ext.keys().collect());

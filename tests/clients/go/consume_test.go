@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -225,45 +224,4 @@ func TestPolledMessagesAreAcknowledged(t *testing.T) {
 		return len(in.all()) >= 20
 	})
 	sameSet(t, in.bodies(), sent)
-}
-
-// A broker without transactional messages must refuse them and show nothing.
-func TestOnlyCommittedTransactionsAreDelivered(t *testing.T) {
-	t.Parallel()
-	topic := createTopic(t, "transaction", 1)
-	sender, err := rocketmq.NewTransactionProducer(decision{}, producer.WithNsResolver(resolver()),
-		producer.WithGroupName(unique("transaction")), producer.WithInstanceName(instance()))
-	must(t, err)
-	must(t, sender.Start())
-	t.Cleanup(func() { _ = sender.Shutdown() })
-	var wanted []string
-	for i := 0; i < 4; i++ {
-		body := fmt.Sprintf("%s-%d", []string{"commit", "roll back"}[i%2], i)
-		_, err := sender.SendMessageInTransaction(context.Background(), message(topic, "t", body))
-		if err != nil && !strings.Contains(err.Error(), "CODE: 13,") {
-			t.Fatal(err)
-		}
-		if err == nil && i%2 == 0 {
-			wanted = append(wanted, body)
-		}
-	}
-	in := &inbox{}
-	push(t, unique("transaction"), topic, "*", into(in))
-	in.gets(t, wanted)
-	wanted = append(wanted, seed(t, newProducer(t), topic, "t", "end", 1)...)
-	in.gets(t, wanted)
-}
-
-// decision commits the messages that ask for it.
-type decision struct{}
-
-func (decision) ExecuteLocalTransaction(one *primitive.Message) primitive.LocalTransactionState {
-	if one.Body[0] == 'c' {
-		return primitive.CommitMessageState
-	}
-	return primitive.RollbackMessageState
-}
-
-func (decision) CheckLocalTransaction(*primitive.MessageExt) primitive.LocalTransactionState {
-	return primitive.UnkonwnState
 }
