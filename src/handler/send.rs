@@ -275,21 +275,16 @@ fn single(
     else {
         return send_checks::refused(broker, SYSTEM_ERROR, "the queue cannot be opened");
     };
-    let properties: &[u8] = &sends.properties;
     let parts = MessageParts {
         topic: stored_topic,
         queue_id: stored_queue_id,
         sys_flag: stored.sys_flag(sys_flags(&send, &topic)),
-        properties: &[properties],
+        properties: &[&sends.properties],
         ..message(request, &send, &topic, sends.store_host)
     };
     let pushed = sends.port.push(sends.next_token, &queue, &parts);
-    let accepted = Taken::new(
-        send_properties::counted(broker, half, topic),
-        queue_id,
-        0,
-        key,
-    );
+    let counted = send_properties::counted(broker, half, topic);
+    let accepted = Taken::new(counted, queue_id, 0, key);
     taken(sends, broker, request, pushed, accepted, io)
 }
 

@@ -376,6 +376,7 @@ fn a_kill_changes_nothing_about_transactions() {
     talk.until_stored(GIVEN_UP, 1);
     assert_eq!(talk.bodies("T"), ["kept"]);
     let halves = talk.bodies(HALF).len();
+    talk.until_stored(OP, halves);
     running = killed(running, dir.path(), &QUICK);
     let mut talk = Talk::to(running.address("broker"));
     talk.produces("c");
