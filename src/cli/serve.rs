@@ -31,7 +31,9 @@ Examples:
   saturnmq serve --set flushDiskType=ASYNC_FLUSH --set nameServerPort=off
       single keys; they go over the file
   saturnmq serve --listen 127.0.0.1:0 --name-server-port 0
-      any free ports; they are printed";
+      any free ports; they are printed
+  saturnmq serve --rebuild-queues
+      consume queues and index made again from the commit log first";
 
 /// Arguments of `serve`.
 #[derive(Debug, Clone, Args)]
@@ -58,6 +60,9 @@ pub struct ServeArgs {
     /// Sets a key of broker.conf; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// Makes consume queues and index again from the commit log before serving.
+    #[arg(long)]
+    pub rebuild_queues: bool,
     /// Form of the log on stderr; RUST_LOG chooses what is logged.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
@@ -117,7 +122,7 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     let begun = Instant::now();
     start_log(args.log_format)?;
     survive_file_size_limit()?;
-    let resolved = Config::resolve(&Options {
+    let mut resolved = Config::resolve(&Options {
         conf: args.conf.clone(),
         data_dir: args.data_dir.clone(),
         listen: args.listen.clone(),
@@ -126,6 +131,7 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
         cores: args.cores,
         set: args.set.clone(),
     })?;
+    resolved.config.store.rebuild_queues = args.rebuild_queues;
     tell_remarks(&resolved);
     let facts = host::Facts::gather();
     let engine = probe::choose()?;

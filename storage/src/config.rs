@@ -156,6 +156,9 @@ pub struct StoreConfig {
     /// Most mappings held by queues and index together; never more than half of what the host
     /// allows a process.
     pub max_mappings: usize,
+    /// Whether queues and index are made again from the log when the store is opened, whatever they
+    /// look like.
+    pub rebuild_queues: bool,
     /// Zeroing ahead of the tail and keeping a spare file, or, if false, plain sparse files
     /// (tests).
     pub prepare_files: bool,
@@ -192,6 +195,7 @@ impl StoreConfig {
             dispatch_queue_items: 1 << 16,
             wake_queue_items: 4096,
             max_mappings: 30_000,
+            rebuild_queues: false,
             prepare_files: true,
             engine: DiskEngine::Auto,
             writer_cpu: None,

@@ -26,6 +26,7 @@ pub use repair::KnownEnd;
 
 mod ends;
 mod recent;
+mod rewrite;
 
 use recent::Recent;
 
@@ -34,7 +35,7 @@ const ENTRY: u64 = ENTRY_SIZE as u64;
 /// Entries that are copied out of a mapping at once.
 const STEP: usize = 200;
 /// The configuration key of the file size.
-const SIZE_KEY: &str = "mappedFileSizeConsumeQueue";
+pub(crate) const SIZE_KEY: &str = "mappedFileSizeConsumeQueue";
 
 /// Why a queue cannot be opened or changed.
 #[derive(Debug, Error)]
@@ -175,6 +176,11 @@ impl ConsumeQueue {
     /// The smallest queue offset that may be read.
     pub fn min_offset(&self) -> i64 {
         self.min.load(Ordering::Acquire)
+    }
+
+    /// Queue offset of the first entry that the files have room for.
+    pub(crate) fn first_stored(&self) -> i64 {
+        self.files.load().first()
     }
 
     /// The queue offset after the last entry.

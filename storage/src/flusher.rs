@@ -89,6 +89,7 @@ impl Flusher {
             "a resume point beyond the durable log"
         );
         // Taken before the flush: what is put meanwhile need not be on disk.
+        let index_files = self.index.file_count();
         let mark = self.index.mark();
         let index_timestamp = self.index.full_end_timestamp();
         let queues = self.table.all();
@@ -98,6 +99,7 @@ impl Flusher {
             Ok(ResumeQueue {
                 topic: queue.topic.to_string(),
                 queue_id: queue.queue_id,
+                min_offset: Some(queue.min_offset()),
                 // Entries behind the place may name records that a power cut takes back.
                 max_offset: queue.end_below(max, place.end)?,
                 // What was assigned but not stored may be assigned again after a crash.
@@ -110,6 +112,8 @@ impl Flusher {
             log_offset: place.end,
             last_record: place.start,
             last_timestamp: place.timestamp,
+            queue_file_size: self.table.file_size(),
+            index_files: u32::try_from(index_files).unwrap_or(u32::MAX),
             index: mark,
             queues,
         };

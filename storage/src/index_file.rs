@@ -24,6 +24,7 @@ use crate::medium::{self, sync_directory};
 
 mod name;
 mod slots;
+mod sound;
 
 /// Why the index cannot be opened or changed.
 #[derive(Debug, Error)]

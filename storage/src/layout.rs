@@ -43,6 +43,16 @@ pub enum LayoutError {
         /// The configuration key that says so.
         key: &'static str,
     },
+    /// A file's name is no position that a file of the configured size can begin at.
+    #[error("the name of {path} is no multiple of the file size {size} that is configured ({key})")]
+    Base {
+        /// Which file.
+        path: PathBuf,
+        /// Bytes of a file.
+        size: u64,
+        /// The configuration key that says so.
+        key: &'static str,
+    },
     /// A file is missing between two others.
     #[error("{path} is missing between the files before and after it")]
     Missing {
@@ -213,7 +223,7 @@ pub fn list_fixed_files(
             .unwrap_or_default();
         let base = parse_file_name(name).ok_or_else(|| foreign("its name is not 20 digits"))?;
         if !base.is_multiple_of(size) {
-            return Err(foreign("its name is not a multiple of the file size"));
+            return Err(LayoutError::Base { path, size, key });
         }
         if base > i64::MAX as u64 - size {
             return Err(foreign("its name is beyond what offsets can reach"));
@@ -335,8 +345,8 @@ mod tests {
         let text = "00000000000000000100 has 99 bytes, 100 are configured \
                     (mappedFileSizeCommitLog)";
         assert_eq!(error(&[good, ("00000000000000000100", 99)]), text);
-        let text = "00000000000000000050 does not belong there: its name is not a multiple of \
-                    the file size";
+        let text = "the name of 00000000000000000050 is no multiple of the file size 100 that is \
+                    configured (mappedFileSizeCommitLog)";
         assert_eq!(error(&[good, ("00000000000000000050", 100)]), text);
         let text = "18446744073709551600 does not belong there: its name is beyond what offsets \
                     can reach";

@@ -13,13 +13,14 @@ use std::sync::Arc;
 
 use crate::checkpoint::CheckpointFile;
 use crate::config::StoreConfig;
+use crate::consume_queue::ConsumeQueueError;
 use crate::dispatch::LastRecord;
 use crate::error::{FileError, OpenError};
 use crate::format::index_entry::IndexShape;
 use crate::format::record::Record;
 use crate::former_run::FormerRun;
-use crate::index_file::Index;
-use crate::layout::{Layout, list_fixed_files};
+use crate::index_file::{Index, IndexError};
+use crate::layout::{Layout, LayoutError, list_fixed_files};
 use crate::log_window::{LOOK_BYTES, LogWindow, WindowLimits};
 use crate::mapped_file::MapBudget;
 use crate::medium;
@@ -29,7 +30,11 @@ use crate::recovery::{Proof, ScanEnd, ScanRange, scan};
 use crate::resume::ResumePoint;
 use crate::store::OpenReport;
 
+use progress::Progress;
+
 mod cut;
+mod progress;
+mod spoiled;
 
 /// Log files at the end of a foreign store in which the first damage ends the log, as in Apache.
 const STRICT_FILES: usize = 3;
@@ -78,6 +83,15 @@ pub(crate) fn make_directory(path: &Path) -> Result<(), OpenError> {
     })
 }
 
+/// One walk along the log.
+struct Pass {
+    from: u64,
+    strict_from: u64,
+    known_below: u64,
+    /// Whether it begins with the first record.
+    whole: bool,
+}
+
 /// What is known before anything is opened.
 struct Opening<'a> {
     config: &'a StoreConfig,
@@ -91,6 +105,8 @@ struct Opening<'a> {
     resume: Option<ResumePoint>,
     known: KnownQueues,
     window: LogWindow,
+    /// Records that the last walk missed in the index.
+    unindexed: u64,
     /// One for queues and index together.
     budget: Arc<MapBudget>,
     report: OpenReport,
@@ -116,6 +132,7 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
         resume: None,
         known: KnownQueues::new(),
         window: LogWindow::new(layout.commit_log(), size),
+        unindexed: 0,
         budget: MapBudget::new(config.max_mappings.min(host_mappings() / 2)),
         report: OpenReport {
             clean: former.is_closed(),
@@ -151,8 +168,12 @@ impl Opening<'_> {
         };
         for queue in &point.queues {
             let queues = self.known.entry(queue.topic.clone()).or_default();
-            let (max, next) = (queue.max_offset, queue.next_offset);
-            queues.insert(queue.queue_id, KnownQueue { max, next });
+            let known = KnownQueue {
+                min: queue.min_offset,
+                max: queue.max_offset,
+                next: queue.next_offset,
+            };
+            queues.insert(queue.queue_id, known);
         }
         let stored = checkpoint.stored();
         let later = stored.log_timestamp.max(stored.queue_timestamp) > point.last_timestamp;
@@ -241,7 +262,19 @@ impl Opening<'_> {
     }
 
     /// Opens the queues; after a crash only as far as the resume point vouches for them.
-    fn open_queues(&self) -> Result<Arc<QueueTable>, OpenError> {
+    fn open_queues(&mut self) -> Result<Arc<QueueTable>, OpenError> {
+        match self.open_queues_once() {
+            Err(OpenError::Queue(ConsumeQueueError::Layout(
+                LayoutError::Size { .. } | LayoutError::Missing { .. },
+            ))) => {
+                self.drop_spoiled_queues()?;
+                self.open_queues_once()
+            }
+            other => other,
+        }
+    }
+
+    fn open_queues_once(&self) -> Result<Arc<QueueTable>, OpenError> {
         let believe_ends = self.resume.is_some();
         let known = |topic: &str, queue_id| {
             let queue = self.known.get(topic)?.get(&queue_id)?;
@@ -274,7 +307,16 @@ impl Opening<'_> {
             slots: self.config.index_slots,
             items: self.config.index_items,
         };
-        let index = Index::open(self.layout.index(), shape, Arc::clone(&self.budget))?;
+        let budget = || Arc::clone(&self.budget);
+        let index = match Index::open(self.layout.index(), shape, budget()) {
+            Err(error @ IndexError::Shape { .. }) => {
+                tracing::warn!(%error, "the index is made again from the log");
+                spoiled::remove_index_files(&self.layout.index())?;
+                let index = Index::open(self.layout.index(), shape, budget())?;
+                return Ok((Arc::new(index), !self.config.message_index));
+            }
+            opened => opened?,
+        };
         let vouched = self.resume.as_ref().and_then(|point| point.index.as_ref());
         let complete = match &self.resume {
             Some(_) if self.former.is_closed() => index.mark().is_some() || vouched.is_none(),
@@ -285,6 +327,11 @@ impl Opening<'_> {
                 true
             }
         };
+        let files = self.resume.as_ref().map_or(0, |point| point.index_files);
+        let complete = complete
+            && index.file_count() >= files as usize
+            && !self.config.rebuild_queues
+            && index.is_sound();
         Ok((Arc::new(index), complete || !self.config.message_index))
     }
 
@@ -301,19 +348,39 @@ impl Opening<'_> {
         let strict_from = resume_at
             .or_else(|| self.bases.get(strict).copied())
             .unwrap_or(0);
-        let known_below = if self.known.is_empty() { 0 } else { from };
-        let index_now = (self.config.message_index && index_complete).then_some(index);
-        let found = self.scan_once(table, index_now, from, strict_from, known_below)?;
-        if resume_at.is_none() || (index_complete && !self.lags(table)) {
+        let mut pass = Pass {
+            from,
+            strict_from,
+            known_below: if self.known.is_empty() { 0 } else { from },
+            whole: resume_at.is_none(),
+        };
+        let wanted = self.config.message_index.then_some(index);
+        if pass.whole {
+            if !index_complete {
+                index.rewind(None)?;
+            }
+            let found = self.scan_once(table, wanted, &pass)?;
+            if self.unindexed == 0 {
+                return Ok(found);
+            }
+            let note = "the index does not name every record; it is made again from the log";
+            self.report.notes.push(note.into());
+            index.rewind(None)?;
+            return self.scan_once(table, wanted, &pass);
+        }
+        let found = self.scan_once(table, wanted.filter(|_| index_complete), &pass)?;
+        if index_complete && !self.config.rebuild_queues && !self.lags(table) {
             return Ok(found);
         }
-        let note = "queue or index files are missing; they are made again from the log";
+        let note = "queues and index are made again from the log";
         self.report.notes.push(note.into());
         let index_again = (!index_complete).then_some(index);
         if index_again.is_some() {
             index.rewind(None)?;
         }
-        let again = self.scan_once(table, index_again, self.log_min(), strict_from, from)?;
+        pass.from = self.log_min();
+        pass.whole = true;
+        let again = self.scan_once(table, index_again, &pass)?;
         if again.end != found.end {
             let (first, second) = (found.end, again.end);
             return Err(OpenError::Recovery(format!(
@@ -324,14 +391,16 @@ impl Opening<'_> {
         Ok(again)
     }
 
-    /// Whether a queue ends before what the resume point says of it.
+    /// Whether a queue begins behind or ends before what the resume point says of it.
     fn lags(&self, table: &QueueTable) -> bool {
         self.known.iter().any(|(topic, queues)| {
             queues.iter().any(|(queue_id, known)| {
-                known.max
-                    > table
-                        .get(topic, *queue_id)
-                        .map_or(0, |queue| queue.max_offset())
+                let Some(queue) = table.get(topic, *queue_id) else {
+                    return known.max > 0;
+                };
+                let readable = known.min.filter(|min| *min < known.max);
+                known.max > queue.max_offset()
+                    || readable.is_some_and(|min| min < queue.first_stored())
             })
         })
     }
@@ -340,10 +409,9 @@ impl Opening<'_> {
         &mut self,
         table: &QueueTable,
         index: Option<&Index>,
-        from: u64,
-        strict_from: u64,
-        known_below: u64,
+        pass: &Pass,
     ) -> Result<ScanEnd, OpenError> {
+        let (from, strict_from) = (pass.from, pass.strict_from);
         let clean = self.former.is_closed();
         let accepts = |record: &Record<'_>| self.proves(table, record);
         let (proof_from, proof_to) = self.proof_range();
@@ -366,23 +434,20 @@ impl Opening<'_> {
             .and_then(Index::mark)
             .map_or(0, |mark| mark.header.end_offset.max(0));
         let indexed_to = mark as u64 + u64::from(clean && mark > 0);
-        let mut rebuild = Rebuild {
-            table,
-            index,
-            indexed_to,
-            delay_levels_ms: &self.config.delay_levels_ms,
-            known_below,
-            known: &self.known,
-            entries: 0,
-            inner_batches: 0,
-        };
-        let mut progress = Progress::new(from);
+        let delays = &self.config.delay_levels_ms;
+        let mut rebuild = Rebuild::new(table, index, &self.known, delays);
+        rebuild.indexed_to = indexed_to;
+        rebuild.known_below = pass.known_below;
+        rebuild.whole = pass.whole;
+        let mut progress = Progress::new(from, self.log_limit());
         let size = self.config.commit_log_file_size;
         let mut window = LogWindow::new(self.layout.commit_log(), size);
         let found = scan(&mut window, &range, &mut |scanned| {
             progress.at(scanned.offset);
             rebuild.record(scanned)
         })?;
+        rebuild.finish(self.log_min())?;
+        progress.done(found.end);
         if rebuild.inner_batches > 0 {
             let count = rebuild.inner_batches;
             self.report.notes.push(format!(
@@ -391,6 +456,8 @@ impl Opening<'_> {
         }
         self.report.scanned_bytes += found.end - from;
         self.report.rebuilt_entries += rebuild.entries;
+        self.report.replaced_entries += rebuild.replaced;
+        self.unindexed = rebuild.unindexed;
         Ok(found)
     }
 
@@ -469,36 +536,6 @@ impl Opening<'_> {
             }
         }
         floors
-    }
-}
-
-/// Says how far a long scan has come.
-struct Progress {
-    next: u64,
-    started: std::time::Instant,
-    said: std::time::Instant,
-}
-
-impl Progress {
-    fn new(from: u64) -> Progress {
-        let now = std::time::Instant::now();
-        Progress {
-            next: from,
-            started: now,
-            said: now,
-        }
-    }
-
-    fn at(&mut self, offset: u64) {
-        if offset < self.next {
-            return;
-        }
-        self.next = offset + (64 << 20);
-        if self.said.elapsed().as_secs() >= 2 {
-            self.said = std::time::Instant::now();
-            let seconds = self.started.elapsed().as_secs();
-            tracing::info!("looking at the log: at offset {offset} after {seconds} s");
-        }
     }
 }
 

@@ -165,6 +165,31 @@ impl Queue {
         self.files.append_in_place(offset, entry)
     }
 
+    /// Queue offset of the first entry that the files have room for.
+    pub(crate) fn first_stored(&self) -> i64 {
+        self.files.first_stored()
+    }
+
+    /// Sees to it that `entry` stands at `offset`, whatever stood there; whether that changed
+    /// anything: recovery.
+    pub(crate) fn put_at(
+        &self,
+        offset: i64,
+        entry: ConsumeEntry,
+    ) -> Result<bool, ConsumeQueueError> {
+        self.files.put_at(offset, entry)
+    }
+
+    /// Removes every entry from `end` on: recovery.
+    pub(crate) fn cut_to(&self, end: i64) -> Result<(), ConsumeQueueError> {
+        self.files.cut_to(end)
+    }
+
+    /// Ends the making again of a queue from `first` to before `end`: recovery.
+    pub(crate) fn finish_at(&self, first: i64, end: i64) -> Result<(), ConsumeQueueError> {
+        self.files.finish_at(first, end)
+    }
+
     /// The offset after the last entry below `max` whose record begins before `log_offset`.
     pub fn end_below(&self, max: i64, log_offset: u64) -> Result<i64, ConsumeQueueError> {
         self.files.end_below(max, log_offset)
@@ -289,6 +314,11 @@ impl QueueTable {
             let path = self.directory.clone();
             ConsumeQueueError::File { path, source }
         })
+    }
+
+    /// Size of a queue file, in bytes.
+    pub(crate) fn file_size(&self) -> u64 {
+        self.file_size
     }
 
     /// The directory of all queues.

@@ -1,8 +1,14 @@
-//! Makes queue and index entries of records that have none, while the store is opened.
+//! Makes queue and index entries of records that have none, or wrong ones, while the store is
+//! opened.
+//!
+//! Along the log the offsets of each queue are dense. A record with another offset than the next
+//! one is kept back until the queue's next record tells what it is: the begin of a gap, a topic
+//! that was deleted and made anew, or damage in the record's header, which has no checksum. So
+//! damage costs the record it hit and moves no other.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use crate::consume_queue::Placed;
 use crate::dispatch::entry_tags_code;
 use crate::error::OpenError;
 use crate::format::consume_entry::ConsumeEntry;
@@ -11,7 +17,7 @@ use crate::format::names::is_directory_name;
 use crate::format::properties::names;
 use crate::format::record::Record;
 use crate::index_file::Index;
-use crate::queue_table::QueueTable;
+use crate::queue_table::{Queue, QueueTable};
 use crate::recovery::Scanned;
 
 /// Prefix of the queues that multi-dispatched messages enter besides their own; they have queue id
@@ -19,6 +25,10 @@ use crate::recovery::Scanned;
 const LIGHT_QUEUE_PREFIX: &str = "%LMQ%";
 /// Queue offsets from here on are damage: file names could not hold their positions.
 const QUEUE_OFFSET_END: i64 = i64::MAX / 1024;
+/// Longest gap in a queue's offsets that is believed.
+const GAP_MAX: i64 = 1_000_000;
+/// Most records without a place that are told one by one.
+const TOLD_MAX: u64 = 100;
 
 /// What a former run knew of its queues: the end of each, by topic and queue id.
 pub(crate) type KnownQueues = HashMap<String, HashMap<i32, KnownQueue>>;
@@ -26,10 +36,23 @@ pub(crate) type KnownQueues = HashMap<String, HashMap<i32, KnownQueue>>;
 /// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KnownQueue {
+    /// Queue offset of its first readable entry; `None` if that was not noted.
+    pub(crate) min: Option<i64>,
     /// Queue offset after its last entry.
     pub(crate) max: i64,
     /// Smallest queue offset a new message may get.
     pub(crate) next: i64,
+}
+
+/// How far one queue has come.
+#[derive(Debug, Default)]
+struct Track {
+    /// Queue offset of the first record.
+    first: Option<i64>,
+    /// Queue offset of the next record, if all is well.
+    next: Option<i64>,
+    /// A record with another offset, until the next one tells what it is.
+    pending: Option<(i64, ConsumeEntry)>,
 }
 
 /// Puts scanned records where they belong.
@@ -44,13 +67,48 @@ pub(crate) struct Rebuild<'a> {
     /// deleted.
     pub(crate) known_below: u64,
     pub(crate) known: &'a KnownQueues,
+    /// Whether every record of the log comes by, so that queues hold nothing but their entries.
+    pub(crate) whole: bool,
+    tracks: Vec<Track>,
+    /// What the index files cover, and how many of them end before the record at hand.
+    covered: (Vec<(u64, u64)>, usize),
+    /// Records with keys that no index file covers although later ones are indexed.
+    pub(crate) unindexed: u64,
     /// Queue entries made.
     pub(crate) entries: u64,
+    /// Queue entries that stood there and were wrong.
+    pub(crate) replaced: u64,
+    /// Records without a place in a queue.
+    pub(crate) misfits: u64,
     /// Records with a whole batch inside, which only queues of another kind can hold.
     pub(crate) inner_batches: u64,
 }
 
-impl Rebuild<'_> {
+impl<'a> Rebuild<'a> {
+    pub(crate) fn new(
+        table: &'a QueueTable,
+        index: Option<&'a Index>,
+        known: &'a KnownQueues,
+        delay_levels_ms: &'a [u64],
+    ) -> Rebuild<'a> {
+        Rebuild {
+            table,
+            index,
+            indexed_to: 0,
+            delay_levels_ms,
+            known_below: 0,
+            known,
+            whole: false,
+            tracks: Vec::new(),
+            covered: (index.map(Index::ranges).unwrap_or_default(), 0),
+            unindexed: 0,
+            entries: 0,
+            replaced: 0,
+            misfits: 0,
+            inner_batches: 0,
+        }
+    }
+
     /// One record of the log.
     pub(crate) fn record(&mut self, scanned: Scanned<'_>) -> Result<(), OpenError> {
         let Scanned {
@@ -62,77 +120,214 @@ impl Rebuild<'_> {
             self.inner_batches += 1;
             return Ok(());
         }
-        if let Some(index) = self.index.filter(|_| offset >= self.indexed_to && !damaged) {
-            index.put(&record)?;
+        if let Some(index) = self.index.filter(|_| !damaged) {
+            if offset >= self.indexed_to {
+                index.put(&record)?;
+            } else if !self.is_covered(offset) && record.is_indexed() {
+                let has_keys = record.properties().index_keys().next().is_some();
+                self.unindexed += u64::from(has_keys);
+            }
         }
-        if record.is_queued() {
-            let tags_code = entry_tags_code(&record, self.delay_levels_ms);
-            let entry = ConsumeEntry {
-                physical_offset: offset,
-                size: record.size(),
-                tags_code,
-            };
-            self.entry(
-                record.topic(),
-                record.queue_id(),
-                record.queue_offset(),
-                entry,
-            )?;
-            self.light_queues(&record, entry)?;
-        }
-        Ok(())
+        for_each_entry(&record, offset, self.delay_levels_ms, &mut |placed| {
+            self.entry(&placed)
+        })
     }
 
-    fn entry(
-        &mut self,
-        topic: &str,
-        queue_id: i32,
-        queue_offset: i64,
-        entry: ConsumeEntry,
-    ) -> Result<(), OpenError> {
+    fn is_covered(&mut self, offset: u64) -> bool {
+        let (ranges, at) = &mut self.covered;
+        while ranges.get(*at).is_some_and(|range| range.1 < offset) {
+            *at += 1;
+        }
+        ranges.get(*at).is_some_and(|range| range.0 <= offset)
+    }
+
+    fn entry(&mut self, placed: &PlacedEntry<'_>) -> Result<(), OpenError> {
+        let PlacedEntry {
+            topic,
+            queue_id,
+            queue_offset,
+            entry,
+        } = *placed;
         // Neither has a checksum: damage here costs this entry, not the start of the broker.
         if !is_directory_name(topic) || !(0..QUEUE_OFFSET_END).contains(&queue_offset) {
-            tracing::warn!(topic, queue_id, queue_offset, "no place for such an entry");
+            self.misfit(topic, queue_id, queue_offset, entry);
             return Ok(());
         }
-        let known = || {
-            self.known
-                .get(topic)
-                .is_some_and(|queues| queues.contains_key(&queue_id))
-        };
-        let queue = match self.table.get(topic, queue_id) {
-            Some(queue) => queue,
-            None if entry.physical_offset < self.known_below && !known() => return Ok(()),
-            None => self.table.get_or_create(topic, queue_id),
-        };
-        match queue.append_in_place(queue_offset, entry)? {
-            Placed::Duplicate => {}
-            Placed::Appended => self.entries += 1,
-            Placed::Displaced { at } => {
-                tracing::warn!(topic, queue_id, queue_offset, at, "entry stands elsewhere");
-                self.entries += 1;
+        let is_known = entry.physical_offset < self.known_below;
+        let known = is_known.then(|| self.known.get(topic)?.get(&queue_id).copied());
+        if let Some(known) = known
+            && known.is_none_or(|known| queue_offset >= known.max)
+        {
+            // Of a topic that was deleted.
+            return Ok(());
+        }
+        let queue = self.table.get_or_create(topic, queue_id);
+        self.offer(&queue, queue_offset, entry)
+    }
+
+    fn track(&mut self, queue: &Queue) -> &mut Track {
+        let slot = queue.slot as usize;
+        if slot >= self.tracks.len() {
+            self.tracks.resize_with(slot + 1, Track::default);
+        }
+        let track = &mut self.tracks[slot];
+        if !self.whole && track.next.is_none() && queue.max_offset() > 0 {
+            track.next = Some(queue.max_offset());
+        }
+        track
+    }
+
+    /// Decides about the record at hand, and the one kept back before it.
+    fn offer(
+        &mut self,
+        queue: &Arc<Queue>,
+        offset: i64,
+        entry: ConsumeEntry,
+    ) -> Result<(), OpenError> {
+        let track = self.track(queue);
+        let next = track.next;
+        let Some((kept, kept_entry)) = track.pending.take() else {
+            if next == Some(offset) {
+                return self.commit(queue, offset, entry);
             }
+            track.pending = Some((offset, entry));
+            return Ok(());
+        };
+        let goes_up = kept < offset && offset - kept <= GAP_MAX;
+        let gap = goes_up && next.is_none_or(|next| kept >= next && kept - next <= GAP_MAX);
+        if offset == kept + 1 || gap {
+            self.commit(queue, kept, kept_entry)?;
+            return self.offer(queue, offset, entry);
+        }
+        self.misfit(&queue.topic, queue.queue_id, kept, kept_entry);
+        let track = self.track(queue);
+        match next {
+            // The one kept back stood for the offset before, whatever its header says.
+            Some(next) if offset == next || offset == next + 1 => self.commit(queue, offset, entry),
+            _ => {
+                track.pending = Some((offset, entry));
+                Ok(())
+            }
+        }
+    }
+
+    fn commit(&mut self, queue: &Queue, offset: i64, entry: ConsumeEntry) -> Result<(), OpenError> {
+        let before = queue.max_offset();
+        let track = self.track(queue);
+        let begins_anew = track.next.is_some_and(|next| offset < next);
+        if begins_anew || track.first.is_none() {
+            track.first = Some(offset);
+        }
+        let expected = track.next.replace(offset + 1);
+        if begins_anew {
+            queue.cut_to(offset)?;
+        }
+        // Offsets without a record hold nothing, whatever stands there.
+        for blank in expected.unwrap_or(offset)..offset.min(before) {
+            queue.put_at(blank, ConsumeEntry::PRE_BLANK)?;
+        }
+        let existed = offset < queue.max_offset();
+        if queue.put_at(offset, entry)? {
+            self.entries += 1;
+            self.replaced += u64::from(existed);
         }
         Ok(())
     }
 
-    /// The light queues a message was dispatched to, with its offsets there. Only those: the
-    /// properties are the producer's, and no producer may put entries into another topic.
-    fn light_queues(&mut self, record: &Record<'_>, entry: ConsumeEntry) -> Result<(), OpenError> {
-        let properties = record.properties();
-        let Some(queues) = properties.get_str(names::INNER_MULTI_DISPATCH) else {
-            return Ok(());
-        };
-        let Some(offsets) = properties.get_str(names::INNER_MULTI_QUEUE_OFFSET) else {
-            return Ok(());
-        };
-        for (queue, offset) in queues.split(',').zip(offsets.split(',')) {
-            if let Ok(offset) = offset.parse()
-                && queue.starts_with(LIGHT_QUEUE_PREFIX)
-            {
-                self.entry(queue, 0, offset, entry)?;
+    fn misfit(&mut self, topic: &str, queue_id: i32, queue_offset: i64, entry: ConsumeEntry) {
+        self.misfits += 1;
+        if self.misfits <= TOLD_MAX {
+            tracing::warn!(
+                topic,
+                queue_id,
+                queue_offset,
+                offset = entry.physical_offset,
+                "a record says that it belongs where it does not fit; it is not served"
+            );
+        }
+    }
+
+    /// The log has come to its end.
+    pub(crate) fn finish(&mut self, log_min: u64) -> Result<(), OpenError> {
+        for queue in self.table.all() {
+            let known = self.known.get(&*queue.topic);
+            let known = known.and_then(|queues| queues.get(&queue.queue_id).copied());
+            let track = self.track(&queue);
+            if let Some((offset, entry)) = track.pending.take() {
+                let next = track.next.unwrap_or(offset);
+                // One record alone shows a gap, but no topic made anew, unless it was known.
+                let anew = known.is_some_and(|known| known.max == offset + 1);
+                if (next..=next.saturating_add(GAP_MAX)).contains(&offset) || anew {
+                    self.commit(&queue, offset, entry)?;
+                } else {
+                    self.misfit(&queue.topic, queue.queue_id, offset, entry);
+                }
+            }
+            if !self.whole {
+                continue;
+            }
+            let track = self.track(&queue);
+            if let (Some(first), Some(next)) = (track.first, track.next) {
+                queue.finish_at(first, next)?;
+            } else {
+                queue.truncate(log_min)?;
+                queue.correct_min(log_min)?;
             }
         }
         Ok(())
     }
+}
+
+/// A queue entry and where it belongs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlacedEntry<'a> {
+    pub(crate) topic: &'a str,
+    pub(crate) queue_id: i32,
+    pub(crate) queue_offset: i64,
+    pub(crate) entry: ConsumeEntry,
+}
+
+/// Every queue entry of the record at `offset`: its own, and those in the light queues it was
+/// dispatched to. Only light ones: the properties are the producer's, and no producer may put
+/// entries into another topic.
+pub(crate) fn for_each_entry<E>(
+    record: &Record<'_>,
+    offset: u64,
+    delay_levels_ms: &[u64],
+    visit: &mut dyn FnMut(PlacedEntry<'_>) -> Result<(), E>,
+) -> Result<(), E> {
+    if !record.is_queued() {
+        return Ok(());
+    }
+    let entry = ConsumeEntry {
+        physical_offset: offset,
+        size: record.size(),
+        tags_code: entry_tags_code(record, delay_levels_ms),
+    };
+    visit(PlacedEntry {
+        topic: record.topic(),
+        queue_id: record.queue_id(),
+        queue_offset: record.queue_offset(),
+        entry,
+    })?;
+    let properties = record.properties();
+    let Some(queues) = properties.get_str(names::INNER_MULTI_DISPATCH) else {
+        return Ok(());
+    };
+    let Some(offsets) = properties.get_str(names::INNER_MULTI_QUEUE_OFFSET) else {
+        return Ok(());
+    };
+    for (topic, offset) in queues.split(',').zip(offsets.split(',')) {
+        if let Ok(queue_offset) = offset.parse()
+            && topic.starts_with(LIGHT_QUEUE_PREFIX)
+        {
+            visit(PlacedEntry {
+                topic,
+                queue_id: 0,
+                queue_offset,
+                entry,
+            })?;
+        }
+    }
+    Ok(())
 }

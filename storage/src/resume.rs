@@ -17,7 +17,9 @@ use crate::index_file::IndexMark;
 use crate::medium;
 
 const MAGIC: &[u8; 8] = b"SaturnRP";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
+/// The version before, without sizes, counts and min offsets; it is still read.
+const OLD_VERSION: u32 = 2;
 /// The largest file that is read: some ten million queues.
 const SIZE_MAX: u64 = 1 << 30;
 
@@ -32,6 +34,10 @@ pub struct ResumePoint {
     /// Store time of the last of these records, ms. A checkpoint with later times was written
     /// by another broker, and the log may have changed since.
     pub last_timestamp: i64,
+    /// Size of queue files, in bytes; 0 if that was not noted.
+    pub queue_file_size: u64,
+    /// How many index files there were; 0 if that was not noted.
+    pub index_files: u32,
     /// Where the index stood.
     pub index: Option<IndexMark>,
     /// All queues.
@@ -45,6 +51,8 @@ pub struct ResumeQueue {
     pub topic: String,
     /// Queue id.
     pub queue_id: i32,
+    /// The first offset that could be read; `None` if that was not noted.
+    pub min_offset: Option<i64>,
     /// Where the queue ended: after the last record that ends at the log offset, or somewhat
     /// later.
     pub max_offset: i64,
@@ -119,6 +127,8 @@ impl ResumePoint {
         out.extend_from_slice(&self.log_offset.to_be_bytes());
         out.extend_from_slice(&self.last_record.to_be_bytes());
         out.extend_from_slice(&self.last_timestamp.to_be_bytes());
+        out.extend_from_slice(&self.queue_file_size.to_be_bytes());
+        out.extend_from_slice(&self.index_files.to_be_bytes());
         match &self.index {
             Some(mark) => {
                 put_text(&mut out, &mark.name);
@@ -130,6 +140,7 @@ impl ResumePoint {
         for queue in &self.queues {
             put_text(&mut out, &queue.topic);
             out.extend_from_slice(&queue.queue_id.to_be_bytes());
+            out.extend_from_slice(&queue.min_offset.unwrap_or(-1).to_be_bytes());
             out.extend_from_slice(&queue.max_offset.to_be_bytes());
             out.extend_from_slice(&queue.next_offset.to_be_bytes());
         }
@@ -144,12 +155,23 @@ impl ResumePoint {
             return Err("its checksum is wrong");
         }
         let mut rest = Rest(content);
-        if rest.array::<8>()? != *MAGIC || u32::from_be_bytes(rest.array()?) != VERSION {
+        let is_ours = rest.array::<8>()? == *MAGIC;
+        let version = u32::from_be_bytes(rest.array()?);
+        if !is_ours || !matches!(version, VERSION | OLD_VERSION) {
             return Err("it is of another version");
         }
+        let is_old = version == OLD_VERSION;
         let log_offset = u64::from_be_bytes(rest.array()?);
         let last_record = u64::from_be_bytes(rest.array()?);
         let last_timestamp = i64::from_be_bytes(rest.array()?);
+        let queue_file_size = match is_old {
+            true => 0,
+            false => u64::from_be_bytes(rest.array()?),
+        };
+        let index_files = match is_old {
+            true => 0,
+            false => u32::from_be_bytes(rest.array()?),
+        };
         let name = rest.text()?;
         let index = if name.is_empty() {
             None
@@ -163,6 +185,10 @@ impl ResumePoint {
             queues.push(ResumeQueue {
                 topic: rest.text()?,
                 queue_id: i32::from_be_bytes(rest.array()?),
+                min_offset: match is_old {
+                    true => None,
+                    false => Some(i64::from_be_bytes(rest.array()?)).filter(|min| *min >= 0),
+                },
                 max_offset: i64::from_be_bytes(rest.array()?),
                 next_offset: i64::from_be_bytes(rest.array()?),
             });
@@ -174,6 +200,8 @@ impl ResumePoint {
             log_offset,
             last_record,
             last_timestamp,
+            queue_file_size,
+            index_files,
             index,
             queues,
         })
@@ -217,6 +245,7 @@ mod tests {
         let queue = |topic: &str, queue_id, next_offset| ResumeQueue {
             topic: topic.to_owned(),
             queue_id,
+            min_offset: (queue_id > 0).then_some(3),
             max_offset: next_offset - 1,
             next_offset,
         };
@@ -224,6 +253,8 @@ mod tests {
             log_offset: 123_456,
             last_record: 123_400,
             last_timestamp: 1_700_000_000_456,
+            queue_file_size: 6_000_000,
+            index_files: 2,
             index: Some(IndexMark {
                 name: "20231114221320456".to_owned(),
                 header,
@@ -243,6 +274,39 @@ mod tests {
         }
         let names: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
         assert_eq!(names.len(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn a_file_of_the_version_before_is_read() {
+        let old = ResumePoint {
+            queue_file_size: 0,
+            index_files: 0,
+            queues: Vec::new(),
+            ..point()
+        };
+        let mut bytes = old.encode();
+        bytes[8..12].copy_from_slice(&OLD_VERSION.to_be_bytes());
+        bytes.drain(36..48);
+        bytes.truncate(bytes.len() - 8);
+        bytes.extend_from_slice(&1u32.to_be_bytes());
+        put_text(&mut bytes, "T");
+        bytes.extend_from_slice(&3i32.to_be_bytes());
+        bytes.extend_from_slice(&6i64.to_be_bytes());
+        bytes.extend_from_slice(&7i64.to_be_bytes());
+        let crc = crc32fast::hash(&bytes);
+        bytes.extend_from_slice(&crc.to_be_bytes());
+        let queue = ResumeQueue {
+            topic: "T".to_owned(),
+            queue_id: 3,
+            min_offset: None,
+            max_offset: 6,
+            next_offset: 7,
+        };
+        let queues = vec![queue];
+        assert_eq!(
+            ResumePoint::decode(&bytes),
+            Ok(ResumePoint { queues, ..old })
+        );
     }
 
     #[test]

@@ -76,6 +76,8 @@ pub struct OpenReport {
     pub wiped_bytes: u64,
     /// Queue entries that were missing and were made again.
     pub rebuilt_entries: u64,
+    /// Queue entries that were wrong, among these.
+    pub replaced_entries: u64,
     /// Damaged places that were stepped over.
     pub damaged_records: u64,
     /// Queues.
@@ -340,6 +342,12 @@ impl Store {
         if always || log_min > self.trimmed_to.load(Ordering::SeqCst) {
             self.delete_entries(log_min, &mut report)?;
             self.trimmed_to.store(log_min, Ordering::SeqCst);
+        }
+        // What is gone on purpose is not to be missed at the next start.
+        if let Some(running) = self.running().as_ref()
+            && report.deleted_queue_files + report.deleted_index_files > 0
+        {
+            running.flusher.request();
         }
         Ok(report)
     }

@@ -19,7 +19,7 @@ impl ConsumeQueue {
         let first = self.files.load().first();
         let below =
             |entry: ConsumeEntry| !entry.is_pre_blank() && entry.physical_offset < log_offset;
-        let end = self.partition(first, max, below)?;
+        let end = self.boundary(first, max, below)?;
         if end == max {
             return Ok(());
         }
@@ -66,7 +66,7 @@ impl ConsumeQueue {
         let _writer = self.lock();
         let gone = |entry: ConsumeEntry| !entry.is_pre_blank() && entry.physical_offset < log_min;
         let max = self.max_offset();
-        let mut min = self.partition(self.files.load().first(), max, gone)?;
+        let mut min = self.boundary(self.files.load().first(), max, gone)?;
         while min < max && self.raw_entry(min)?.is_some_and(ConsumeEntry::is_pre_blank) {
             min += 1;
         }
@@ -85,10 +85,12 @@ impl ConsumeQueue {
                 break;
             };
             let next = files.first() + self.entries_per_file();
-            if self
-                .raw_entry(next - 1)?
-                .is_none_or(|last| last.physical_offset >= log_min)
-            {
+            // Two, for one may be damaged.
+            let mut kept = [next - 1, next - 2].into_iter().map(|offset| {
+                let entry = self.raw_entry(offset)?;
+                Ok(entry.is_none_or(|entry| entry.physical_offset >= log_min))
+            });
+            if kept.any(|kept: Result<bool, MappingError>| kept.unwrap_or(true)) {
                 break;
             }
             self.min.fetch_max(next, Ordering::AcqRel);
@@ -102,6 +104,42 @@ impl ConsumeQueue {
             deleted += 1;
         }
         Ok(deleted)
+    }
+
+    /// As [`Self::partition`], but an entry here and there may be damaged: if the neighbours of
+    /// what the search found tell another story, all entries are looked at, and the place that
+    /// leaves the fewest on the wrong side is it.
+    fn boundary(
+        &self,
+        from: i64,
+        to: i64,
+        holds: impl Fn(ConsumeEntry) -> bool,
+    ) -> Result<i64, ConsumeQueueError> {
+        let found = self.partition(from, to, &holds)?;
+        let tells = |offset: i64, expected: bool| -> Result<bool, ConsumeQueueError> {
+            if !(from..to).contains(&offset) {
+                return Ok(true);
+            }
+            let entry = self.raw_entry(offset)?;
+            let silent = entry.is_some_and(ConsumeEntry::is_pre_blank);
+            Ok(silent || entry.is_some_and(&holds) == expected)
+        };
+        let below = tells(found - 1, true)? && tells(found - 2, true)?;
+        if below && tells(found, false)? && tells(found + 1, false)? {
+            return Ok(found);
+        }
+        let (mut best, mut best_score, mut score) = (from, 0i64, 0i64);
+        for offset in from..to {
+            let entry = self.raw_entry(offset)?;
+            if entry.is_some_and(ConsumeEntry::is_pre_blank) {
+                continue;
+            }
+            score += if entry.is_some_and(&holds) { 1 } else { -1 };
+            if score > best_score {
+                (best, best_score) = (offset + 1, score);
+            }
+        }
+        Ok(best)
     }
 
     /// The first offset of [from, to) for whose entry `holds` is false; `to` when there is none.
@@ -157,7 +195,7 @@ impl ConsumeQueue {
 
     /// Deletes the files that begin behind `end`, and the one that begins there unless it is
     /// to be kept: its name tells where the queue goes on.
-    fn drop_behind(&self, end: u64, keep_next: bool) -> Result<(), ConsumeQueueError> {
+    pub(super) fn drop_behind(&self, end: u64, keep_next: bool) -> Result<(), ConsumeQueueError> {
         let files = self.files.load_full();
         let used = end.saturating_sub(files.base);
         let keep = used.div_ceil(self.file_size)
@@ -180,7 +218,7 @@ impl ConsumeQueue {
     }
 
     /// Makes zero what stands between the end and the former end, and a piece behind that.
-    fn clean_behind(
+    pub(super) fn clean_behind(
         &self,
         end: i64,
         former: i64,
@@ -208,7 +246,7 @@ impl ConsumeQueue {
         Ok(())
     }
 
-    fn set_end(&self, end: i64) -> Result<(), ConsumeQueueError> {
+    pub(super) fn set_end(&self, end: i64) -> Result<(), ConsumeQueueError> {
         let last = if end > self.files.load().first() {
             self.raw_entry(end - 1)?
         } else {

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use super::*;
 
 /// Longest gap that is filled, in entries; a longer one comes from a damaged record.
-const GAP_MAX: i64 = 1_000_000;
+pub(super) const GAP_MAX: i64 = 1_000_000;
 
 impl ConsumeQueue {
     /// As [`ConsumeQueue::append`], but a gap before `offset` is filled with blank entries, so
@@ -19,20 +19,24 @@ impl ConsumeQueue {
         let max = self.max_offset();
         let fill = max > 0 && offset > max && offset - max <= GAP_MAX;
         if fill && entry.end() > self.log_end() {
-            self.fill_gap(max, offset)?;
+            let mut unsynced = self.lock();
+            if !unsynced.closed {
+                self.fill_gap(max, offset, &mut unsynced)?;
+            }
         }
         self.append(offset, entry)
     }
 
-    fn fill_gap(&self, from: i64, to: i64) -> Result<(), ConsumeQueueError> {
-        let mut unsynced = self.lock();
-        if unsynced.closed {
-            return Ok(());
-        }
+    pub(super) fn fill_gap(
+        &self,
+        from: i64,
+        to: i64,
+        unsynced: &mut Unsynced,
+    ) -> Result<(), ConsumeQueueError> {
         let blank = ConsumeEntry::PRE_BLANK.encode();
         for offset in from..to {
             let position = offset as u64 * ENTRY;
-            let file = self.file_for_append(position, &mut unsynced)?;
+            let file = self.file_for_append(position, unsynced)?;
             let place = position % self.file_size;
             self.store_entry(&file, place, &blank)?;
             unsynced.add(position, ENTRY);

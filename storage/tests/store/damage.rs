@@ -1,5 +1,6 @@
 //! Damage in the log: it costs the damaged records and nothing else, and a torn tail is cut.
 
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -7,7 +8,9 @@ use std::path::Path;
 use saturnmq_storage::config::{FlushMode, StoreConfig};
 use saturnmq_storage::store::Opened;
 
-use crate::support::{Sender, open, read_all, small_config, wait_dispatched};
+use crate::support::{
+    Sender, check_filled, check_key, fill, open, read_all, small_config, wait_dispatched,
+};
 
 /// Messages of the stores below.
 const COUNT: u32 = 200;
@@ -137,4 +140,176 @@ fn a_start_after_a_kill_looks_at_what_was_in_flight_and_not_at_the_rest_of_the_f
     let opened = open(&config).expect("open");
     assert_eq!(opened.report.wiped_bytes, (64 << 20) - end);
     opened.store.close().expect("close");
+}
+
+/// Every queue file and index file by its path below the root; index files by their order alone.
+fn derived(root: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    let mut directories = vec![root.join("consumequeue")];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).expect("list") {
+            let path = entry.expect("entry").path();
+            if path.is_dir() {
+                directories.push(path);
+            } else {
+                let bytes = std::fs::read(&path).expect("read");
+                files.insert(path.to_str().expect("text").to_owned(), bytes);
+            }
+        }
+    }
+    let index = std::fs::read_dir(root.join("index")).expect("list");
+    let mut index: Vec<_> = index.map(|entry| entry.expect("entry").path()).collect();
+    index.sort();
+    for (number, path) in index.iter().enumerate() {
+        files.insert(
+            format!("index {number}"),
+            std::fs::read(path).expect("read"),
+        );
+    }
+    files
+}
+
+/// A store with 900 small messages in files of 100 entries, closed; and its derived files.
+fn closed_with_files(root: &Path) -> (StoreConfig, BTreeMap<String, Vec<u8>>) {
+    let config = small_config(root);
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    fill(&opened.store, &mut sender, "Orders", 0..900);
+    opened.store.close().expect("close");
+    let files = derived(root);
+    (config, files)
+}
+
+fn check_restored(config: &StoreConfig, expected: &BTreeMap<String, Vec<u8>>, what: &str) {
+    let opened = open(config).unwrap_or_else(|error| panic!("{what}: {error}"));
+    check_filled(&opened.store, "Orders", 900);
+    for number in [0, 450, 899] {
+        check_key(&opened.store, "Orders", number);
+    }
+    opened.store.close().expect("close");
+    let found = derived(&config.root);
+    let names = |files: &BTreeMap<String, Vec<u8>>| files.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&found), names(expected), "{what}");
+    for (name, bytes) in expected {
+        assert!(found[name] == *bytes, "{what}: {name} differs");
+    }
+}
+
+#[test]
+fn any_lost_or_cut_queue_or_index_file_is_made_again_byte_for_byte() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let (config, expected) = closed_with_files(dir.path());
+    let index = std::fs::read_dir(dir.path().join("index")).expect("list");
+    let index: Vec<_> = index.map(|entry| entry.expect("entry").path()).collect();
+    let queues = [
+        "0/00000000000000000000",
+        "1/00000000000000002000",
+        "2/00000000000000004000",
+    ];
+    let queues = queues.map(|name| dir.path().join("consumequeue/Orders").join(name));
+    for path in queues.iter().chain([&index[0]]) {
+        let path = || match path.exists() {
+            true => path.clone(),
+            // Made again under another name.
+            false => {
+                let mut names = std::fs::read_dir(dir.path().join("index")).expect("list");
+                names.next().expect("file").expect("entry").path()
+            }
+        };
+        let what = path().display().to_string();
+        std::fs::remove_file(path()).expect("remove");
+        check_restored(&config, &expected, &format!("{what} deleted"));
+        for size in [1000, 1010, 5000, 0] {
+            let file = OpenOptions::new().write(true).open(path()).expect("open");
+            file.set_len(size).expect("cut");
+            check_restored(&config, &expected, &format!("{what} of {size} bytes"));
+        }
+    }
+}
+
+#[test]
+fn changed_entries_are_made_right_when_queues_are_made_again() {
+    for lost in ["", "saturnmq.resume"] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (mut config, expected) = closed_with_files(dir.path());
+        config.rebuild_queues = lost.is_empty();
+        // Offset, size and tags of entries all over the files, and a stretch of zeros.
+        for (number, name) in expected.keys().enumerate() {
+            let Ok(file) = OpenOptions::new().read(true).write(true).open(name) else {
+                continue;
+            };
+            for entry in [3u64, 40, 41, 77] {
+                let at = entry * 20 + (number as u64 * 7) % 20;
+                let mut byte = [0];
+                file.read_exact_at(&mut byte, at).expect("read");
+                file.write_all_at(&[byte[0] ^ 0x11], at).expect("write");
+            }
+            file.write_all_at(&[0; 200], 1200).expect("write");
+        }
+        std::fs::remove_file(dir.path().join(lost)).ok();
+        check_restored(&config, &expected, "changed entries");
+    }
+}
+
+#[test]
+fn next_offsets_outlive_queues_and_index() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let (config, _) = closed_with_files(dir.path());
+    for part in ["commitlog", "consumequeue", "index"] {
+        std::fs::remove_dir_all(dir.path().join(part)).expect("remove");
+    }
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    let queue = opened.store.queue_or_create("Orders", 2);
+    assert_eq!(sender.send(&queue, b"next", b"").queue_offset, 225);
+    opened.store.close().expect("close");
+}
+
+#[test]
+fn queue_files_of_one_other_size_are_a_wrong_setting_and_refused_by_name() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let (mut config, expected) = closed_with_files(dir.path());
+    config.consume_queue_file_size = 4000;
+    let refused = open(&config).err().expect("refused").to_string();
+    assert!(refused.contains("mappedFileSizeConsumeQueue"), "{refused}");
+    config.consume_queue_file_size = 2000;
+    check_restored(&config, &expected, "after the refusal");
+}
+
+#[test]
+fn a_damaged_header_costs_its_record_and_moves_no_other() {
+    // Bits of the queue offset, the queue id, and the topic.
+    for at in [27u64, 26, 25, 21, 15, 14, 88 + 13 + 2] {
+        for number in [0u32, 1, 100, 899] {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let config = small_config(dir.path());
+            let mut opened = open(&config).expect("open");
+            let mut sender = Sender::new(opened.ports.remove(0));
+            let queue = opened.store.queue_or_create("T", 0);
+            let mut places = Vec::new();
+            for message in 0..900u32 {
+                let text = format!("message {message:05}");
+                let end = sender.send(&queue, text.as_bytes(), b"").end;
+                places.push(end - 91 - 1 - 13);
+            }
+            opened.store.close().expect("close");
+            flip(&config, places[number as usize] + at);
+            std::fs::remove_dir_all(dir.path().join("consumequeue")).expect("remove");
+            let opened = open(&config).expect("open");
+            let queue = opened.store.queue("T", 0).expect("queue");
+            let mut reader = opened.store.reader().expect("reader");
+            let (messages, _) = read_all(&mut reader, &queue);
+            for message in &messages {
+                let text = format!("message {:05}", message.queue_offset);
+                assert_eq!(message.body, text.into_bytes(), "byte {at} of {number}");
+            }
+            let found: Vec<i64> = messages
+                .iter()
+                .map(|message| message.queue_offset)
+                .collect();
+            let others = (0..900).filter(|offset| *offset != i64::from(number));
+            assert_eq!(found, others.collect::<Vec<_>>(), "byte {at} of {number}");
+            opened.store.close().expect("close");
+        }
+    }
 }
