@@ -21,6 +21,7 @@ pub mod groups;
 pub mod handler;
 pub mod host;
 pub mod http;
+pub mod inspect;
 pub mod locks;
 pub mod metrics;
 pub mod name_server;

@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod bench;
+pub mod inspect;
 pub mod serve;
 
 use std::process::ExitCode;
@@ -14,7 +15,8 @@ Examples:
       a broker and its name server on this host
   saturnmq admin send Hello --body hi
   saturnmq admin consume Hello --from earliest --exit
-  saturnmq bench produce --seconds 10";
+  saturnmq bench produce --seconds 10
+  saturnmq inspect saturnmq-data --verify";
 
 /// A RocketMQ-compatible message broker for one Linux host.
 #[derive(Debug, Parser)]
@@ -40,6 +42,8 @@ pub enum Command {
     Admin(admin::AdminArgs),
     /// Put load on a broker and measure it.
     Bench(bench::BenchArgs),
+    /// Look at a store on disk: what it holds, and whether it is damaged.
+    Inspect(inspect::InspectArgs),
 }
 
 /// Parses the command line, runs it, and gives the exit code. Errors are one sentence on stderr.
@@ -48,6 +52,7 @@ pub fn run() -> ExitCode {
         Command::Serve(args) => finish(serve::run(&args)),
         Command::Admin(args) => finish(admin::run(&args)),
         Command::Bench(args) => finish(bench::run(&args)),
+        Command::Inspect(args) => inspect::run(&args),
     }
 }
 

@@ -1,22 +1,40 @@
-//! Reading a commit log that no broker has open, and saying what is wrong with it.
+//! Reading a store as it lies on the disk, and saying what is wrong with it.
 //!
-//! Nothing is written. Behind a damaged place the walk looks for the next complete record in
-//! the same file, so that everything readable is found, and goes on with the next file.
+//! Nothing is written, mapped or locked. Behind a damaged place the walk over the log looks for the
+//! next complete record in the same file, so that everything readable is found, and goes on with
+//! the next file. The log of a running broker is read past the page cache, and a place that it may
+//! just be writing is looked at again before it counts as damaged.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::error::FileError;
 use crate::format::message::{BLANK_SIZE, FIXED_SIZE, MAGIC_V1, MAGIC_V2};
 use crate::format::record::{Decoded, Record, RecordError, decode};
 use crate::format::{i32_at, message};
 use crate::layout::{self, FixedFile, LayoutError};
+use crate::log_window::{LogWindow, WindowLimits};
+
+mod index_check;
+mod index_files;
+mod queue_check;
+mod queue_files;
+mod verify;
+mod view;
+
+pub use index_files::{IndexFileView, IndexFiles};
+pub use queue_files::QueueFiles;
+pub use verify::{Finding, LogLook, Verified, verify};
+pub use view::{Shape, StoreView, ViewError};
 
 /// Bytes read at once.
 const WINDOW: usize = 1 << 20;
+/// Looks at a place that a running broker may be writing, and the time between them.
+const LOOKS: usize = 20;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 const SIZE_KEY: &str = "mappedFileSizeCommitLog";
 
 /// Why a log cannot be looked at.
@@ -33,6 +51,16 @@ pub enum InspectError {
         /// What the system said.
         source: io::Error,
     },
+    /// A log file cannot be read.
+    #[error(transparent)]
+    Log(#[from] FileError),
+}
+
+impl InspectError {
+    fn at(path: &Path) -> impl FnOnce(io::Error) -> InspectError {
+        let path = path.to_path_buf();
+        move |source| InspectError::File { path, source }
+    }
 }
 
 /// What stands somewhere in the log.
@@ -95,13 +123,27 @@ pub struct Summary {
 }
 
 /// Walks over the commit log in `directory`, whose files have `file_size` bytes, and shows
-/// everything found to `show`, in order.
+/// everything found to `show`, in order. No broker has it open.
 pub fn walk(
     directory: &Path,
     file_size: u64,
     mut show: impl FnMut(Found<'_>),
 ) -> Result<Summary, InspectError> {
     let files = layout::list_fixed_files(directory, file_size, SIZE_KEY)?.files;
+    walk_files(directory, &files, file_size, false, |found| {
+        show(found);
+        true
+    })
+}
+
+/// As [`walk`], over these files, until `show` says false; `live` for the log of a running broker.
+pub(crate) fn walk_files(
+    directory: &Path,
+    files: &[FixedFile],
+    file_size: u64,
+    live: bool,
+    mut show: impl FnMut(Found<'_>) -> bool,
+) -> Result<Summary, InspectError> {
     let mut summary = Summary {
         files: files.len(),
         ..Summary::default()
@@ -110,48 +152,50 @@ pub fn walk(
     summary.end = summary.begin;
     let mut stopped = false;
     for (index, file) in files.iter().enumerate() {
-        let is_last = index + 1 == files.len();
-        let mut walk = FileWalk::open(file, file_size)?;
-        walk.run(&mut summary, &mut stopped, is_last, &mut show)?;
+        let behind = files.len() - 1 - index;
+        let mut walk = FileWalk {
+            file,
+            size: file_size,
+            window: LogWindow::new(directory, file_size),
+            limits: WindowLimits {
+                end: u64::MAX,
+                active_base: if live { 0 } else { u64::MAX },
+            },
+            // The active file and the one before it; a successor may be there already.
+            may_change: live && behind <= 2,
+        };
+        if !walk.run(&mut summary, &mut stopped, behind == 0, &mut show)? {
+            break;
+        }
     }
     Ok(summary)
 }
 
 struct FileWalk<'f> {
     file: &'f FixedFile,
-    handle: File,
     size: u64,
-    window: Vec<u8>,
-    /// Position in the file of the window's first byte.
-    window_at: u64,
+    window: LogWindow,
+    limits: WindowLimits,
+    /// Whether a running broker may be writing to it.
+    may_change: bool,
 }
 
-impl<'f> FileWalk<'f> {
-    fn open(file: &'f FixedFile, size: u64) -> Result<Self, InspectError> {
-        let handle = File::open(&file.path).map_err(|source| InspectError::File {
-            path: file.path.clone(),
-            source,
-        })?;
-        Ok(Self {
-            file,
-            handle,
-            size,
-            window: Vec::new(),
-            window_at: 0,
-        })
-    }
-
+impl FileWalk<'_> {
     fn run(
         &mut self,
         summary: &mut Summary,
         stopped: &mut bool,
         is_last: bool,
-        show: &mut impl FnMut(Found<'_>),
-    ) -> Result<(), InspectError> {
+        show: &mut impl FnMut(Found<'_>) -> bool,
+    ) -> Result<bool, InspectError> {
         let (base, path) = (self.file.base, self.file.path.clone());
         let mut at = 0;
         while at < self.size {
             let offset = base + at;
+            if self.ends_here(at)? {
+                let (offset, len) = (base + at, self.size - at);
+                return Ok(show(Found::Unused { offset, len }));
+            }
             let error = match decode(self.record_bytes(at)?) {
                 Ok(Decoded::Record(record)) => {
                     let problem = check(&record, offset).err();
@@ -164,40 +208,68 @@ impl<'f> FileWalk<'f> {
                     if !*stopped {
                         summary.end = base + at;
                     }
-                    show(Found::Record {
+                    let found = Found::Record {
                         offset,
                         record,
                         problem,
-                    });
+                    };
+                    if !show(found) {
+                        return Ok(false);
+                    }
                     continue;
                 }
                 Ok(Decoded::Blank { remaining }) => {
-                    show(Found::Blank { offset, remaining });
                     if !*stopped && !is_last {
                         summary.end = base + self.size;
                     }
-                    return Ok(());
+                    return Ok(show(Found::Blank { offset, remaining }));
                 }
                 Err(error) => error,
             };
             *stopped = true;
             let len = self.size - at;
             if self.is_zero_from(at)? {
-                show(Found::Unused { offset, len });
-                return Ok(());
+                return Ok(show(Found::Unused { offset, len }));
             }
             let next = self.next_record(at + 1)?;
             let len = next.map_or(len, |next| next - at);
             summary.damages += 1;
-            show(Found::Damage {
+            let found = Found::Damage {
                 offset,
                 path: path.clone(),
                 error,
                 len,
-            });
+            };
+            if !show(found) {
+                return Ok(false);
+            }
             at += len;
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// Whether the log of a running broker ends at `at`, or before whatever it is just writing
+    /// there. A place that is no record is looked at for a second: a write completes sooner.
+    fn ends_here(&mut self, at: u64) -> Result<bool, InspectError> {
+        if !self.may_change {
+            return Ok(false);
+        }
+        for look in 0..LOOKS {
+            if look > 0 {
+                std::thread::sleep(BETWEEN_LOOKS);
+                self.window.forget();
+            }
+            let bytes = self.record_bytes(at)?;
+            match decode(bytes) {
+                Ok(Decoded::Blank { .. }) => return Ok(false),
+                Ok(Decoded::Record(record)) if record.check_body().is_ok() => return Ok(false),
+                _ => {}
+            }
+            if self.is_zero_from(at)? {
+                return Ok(true);
+            }
+        }
+        Ok(self.next_record(at + 1)?.is_none())
     }
 
     /// The bytes of the record at `at`, as far as they are in the file: at least those that
@@ -247,28 +319,21 @@ impl<'f> FileWalk<'f> {
             if bytes.iter().any(|byte| *byte != 0) {
                 return Ok(false);
             }
+            if bytes.is_empty() {
+                break;
+            }
             at += bytes.len() as u64;
         }
         Ok(true)
     }
 
-    /// `len` bytes at `at`, or those up to the end of the file.
+    /// `len` bytes at `at`, or those up to the end of the file; nothing once the file is gone.
     fn bytes(&mut self, at: u64, len: usize) -> Result<&[u8], InspectError> {
         let len = (len as u64).min(self.size - at) as usize;
-        let window_end = self.window_at + self.window.len() as u64;
-        if at < self.window_at || at + len as u64 > window_end {
-            let wanted = (len.max(WINDOW) as u64).min(self.size - at) as usize;
-            self.window.resize(wanted, 0);
-            self.window_at = at;
-            self.handle
-                .read_exact_at(&mut self.window, at)
-                .map_err(|source| InspectError::File {
-                    path: self.file.path.clone(),
-                    source,
-                })?;
-        }
-        let from = (at - self.window_at) as usize;
-        Ok(&self.window[from..from + len])
+        let ahead = WINDOW.min((self.size - at) as usize);
+        let offset = self.file.base + at;
+        let bytes = self.window.bytes(offset, len, self.limits, ahead)?;
+        Ok(bytes.unwrap_or_default())
     }
 }
 
@@ -279,153 +344,4 @@ fn check(record: &Record<'_>, offset: u64) -> Result<(), RecordError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::format::message::{MessageParts, assign, blank_record, encode_into, encoded_len};
-
-    const SIZE: usize = 4096;
-
-    fn record(body: &[u8], offset: u64) -> Vec<u8> {
-        let host = "127.0.0.1:10911".parse().unwrap();
-        let parts = MessageParts {
-            topic: "T",
-            queue_id: 0,
-            flag: 0,
-            sys_flag: 0,
-            born_timestamp: 0,
-            born_host: host,
-            store_host: host,
-            reconsume_times: 0,
-            prepared_transaction_offset: 0,
-            body,
-            properties: &[],
-        };
-        let mut bytes = vec![0; encoded_len(&parts).unwrap()];
-        encode_into(&parts, &mut bytes).unwrap();
-        assign(&mut bytes, 0, offset, 1);
-        bytes
-    }
-
-    /// Two files: ten records and a blank one; three records.
-    fn log() -> (tempfile::TempDir, Vec<u8>, Vec<u8>) {
-        let dir = tempfile::tempdir().unwrap();
-        let mut first = Vec::new();
-        for number in 0..10 {
-            let record = record(&[number; 200], first.len() as u64);
-            first.extend_from_slice(&record);
-        }
-        let remaining = (SIZE - first.len()) as u32;
-        first.extend_from_slice(&blank_record(remaining));
-        first.resize(SIZE, 0);
-        let mut second = Vec::new();
-        for number in 0..3 {
-            let record = record(&[number; 200], (SIZE + second.len()) as u64);
-            second.extend_from_slice(&record);
-        }
-        second.resize(SIZE, 0);
-        store(&dir, &first, &second);
-        (dir, first, second)
-    }
-
-    fn store(dir: &tempfile::TempDir, first: &[u8], second: &[u8]) {
-        std::fs::write(dir.path().join(layout::file_name(0)), first).unwrap();
-        std::fs::write(dir.path().join(layout::file_name(SIZE as u64)), second).unwrap();
-    }
-
-    fn inspect(dir: &tempfile::TempDir) -> (Summary, Vec<String>) {
-        let mut seen = Vec::new();
-        let summary = walk(dir.path(), SIZE as u64, |found| match found {
-            Found::Record { problem: None, .. } => {}
-            Found::Record {
-                offset,
-                problem: Some(problem),
-                ..
-            } => {
-                seen.push(format!("{offset}: {problem}"));
-            }
-            Found::Blank { offset, remaining } => seen.push(format!("{offset}: blank {remaining}")),
-            Found::Damage {
-                offset,
-                error,
-                len,
-                path,
-            } => {
-                let name = path.file_name().unwrap().to_string_lossy().into_owned();
-                seen.push(format!("{offset} in {name}: {len} bytes, {error}"));
-            }
-            Found::Unused { offset, len } => seen.push(format!("{offset}: unused {len}")),
-        });
-        (summary.unwrap(), seen)
-    }
-
-    #[test]
-    fn a_sound_log_is_walked_from_end_to_end() {
-        let (dir, ..) = log();
-        let (summary, seen) = inspect(&dir);
-        let size = 92 + 200;
-        assert_eq!(seen, ["2920: blank 1176", "4972: unused 3220"]);
-        let end = (SIZE + 3 * size) as u64;
-        let expected = Summary {
-            files: 2,
-            records: 13,
-            end,
-            ..Summary::default()
-        };
-        assert_eq!(summary, expected);
-    }
-
-    #[test]
-    fn damage_is_named_with_offset_and_file_and_what_follows_is_found() {
-        let (dir, mut first, second) = log();
-        first[292 + 4..292 + 100].fill(0xee);
-        store(&dir, &first, &second);
-        let (summary, seen) = inspect(&dir);
-        let damage = "292 in 00000000000000000000: 292 bytes, \
-                      magic number eeeeeeee is no record's";
-        assert_eq!(seen[0], damage);
-        assert_eq!(
-            (summary.end, summary.records, summary.damages),
-            (292, 12, 1)
-        );
-        assert_eq!(summary.records_behind_damage, 11);
-    }
-
-    #[test]
-    fn a_damaged_body_and_a_misplaced_record_are_named() {
-        let (dir, mut first, mut second) = log();
-        first[100] ^= 1;
-        second[35] ^= 1;
-        store(&dir, &first, &second);
-        let (summary, seen) = inspect(&dir);
-        assert!(
-            seen[0].starts_with("0: the body's checksum is "),
-            "{seen:?}"
-        );
-        assert_eq!(
-            seen[2],
-            "4096: the record's own log offset is 4097, it stands at 4096"
-        );
-        assert_eq!(
-            (summary.end, summary.bad_records, summary.damages),
-            (0, 2, 0)
-        );
-    }
-
-    #[test]
-    fn no_damage_of_a_byte_stops_the_walk() {
-        let (dir, first, second) = log();
-        for at in (0..700).chain(2900..2940) {
-            let mut changed = first.clone();
-            changed[at] = !changed[at];
-            store(&dir, &changed, &second);
-            let (summary, _) = inspect(&dir);
-            assert!(summary.records >= 11, "{at}: {summary:?}");
-        }
-    }
-
-    #[test]
-    fn an_empty_directory_is_an_empty_log() {
-        let dir = tempfile::tempdir().unwrap();
-        assert_eq!(inspect(&dir), (Summary::default(), vec![]));
-    }
-}
+mod tests;

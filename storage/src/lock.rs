@@ -88,6 +88,29 @@ fn write_text(file: &mut File) -> std::io::Result<()> {
     medium::sync_file(file)
 }
 
+/// The process that has the store at `root` open, without taking or disturbing its lock.
+pub fn holder(root: &Path) -> std::io::Result<Option<i32>> {
+    let path = root.join("lock");
+    let guard = held();
+    let details = match std::fs::metadata(&path) {
+        Ok(details) => details,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    // Opening and closing the file in this process would drop its own lock.
+    let ours = guard
+        .as_ref()
+        .is_some_and(|held| held.contains(&(details.dev(), details.ino())));
+    if ours {
+        return Ok(Some(std::process::id() as i32));
+    }
+    let file = File::open(&path)?;
+    let mut wanted = exclusive();
+    fcntl(&file, FcntlArg::F_GETLK(&mut wanted))?;
+    let free = wanted.l_type == libc::F_UNLCK as i16;
+    Ok((!free).then_some(wanted.l_pid))
+}
+
 impl Drop for StoreLock {
     fn drop(&mut self) {
         if let Some(held) = held().as_mut() {

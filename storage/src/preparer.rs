@@ -200,6 +200,8 @@ pub(crate) struct Work {
     pace: Pace,
     /// A removed file whose space is being given back.
     dying: Option<Removal>,
+    /// When to give back its next piece.
+    next_piece: Instant,
 }
 
 /// What the next turn of the preparer is about.
@@ -237,6 +239,7 @@ impl Work {
             retry_at: None,
             pace: Pace::new(),
             dying: None,
+            next_piece: Instant::now(),
         };
         let asked = None;
         Ok((work, PreparedFiles { shared, asked }))
@@ -286,12 +289,7 @@ impl Work {
         if self.dying.is_none() {
             return pause;
         }
-        // Without room for the next file nobody writes, and nobody is disturbed.
-        let rest = if self.retry_at.is_some() {
-            Duration::ZERO
-        } else {
-            removal::REST
-        };
+        let rest = self.next_piece.saturating_duration_since(Instant::now());
         Some(pause.map_or(rest, |pause| pause.min(rest)))
     }
 
@@ -307,7 +305,9 @@ impl Work {
     fn free_piece(&mut self) {
         let needed = self.shared.lock().wanted;
         let busy = needed.is_some_and(|base| base >= self.next_base) && self.retry_at.is_none();
-        let Some(dying) = self.dying.as_mut().filter(|_| !busy) else {
+        let now = Instant::now();
+        let due = !busy && now >= self.next_piece;
+        let Some(dying) = self.dying.as_mut().filter(|_| due) else {
             return;
         };
         let before = dying.left();
@@ -316,6 +316,12 @@ impl Work {
         if done {
             self.dying = None;
         }
+        // Without room for the next file nobody writes, and nobody is disturbed.
+        self.next_piece = if self.retry_at.is_some() {
+            now
+        } else {
+            Instant::now() + removal::REST
+        };
         self.freed(freed);
     }
 

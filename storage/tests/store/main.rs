@@ -4,6 +4,7 @@
 mod crash;
 mod damage;
 mod golden;
+mod inspecting;
 mod kill;
 mod running;
 mod support;

@@ -1,0 +1,375 @@
+//! Queue entries against records, both ways.
+//!
+//! Records come in the order of the log, so the records of a queue come in the order of its
+//! entries. An entry that no record came by for is looked up in the log at the end.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::verify::{Findings, Tally};
+use super::{InspectError, QueueFiles, StoreView};
+use crate::format::consume_entry::ConsumeEntry;
+use crate::format::names::is_directory_name;
+use crate::format::properties::names;
+use crate::format::record::Record;
+use crate::layout::list_queues;
+
+/// Topic whose entries hold a time in place of a tag code.
+const SCHEDULE_TOPIC: &str = "SCHEDULE_TOPIC_XXXX";
+/// Prefix of queues that a record enters besides its own.
+const LIGHT_QUEUE_PREFIX: &str = "%LMQ%";
+/// Tag codes below this are addresses in an extension file.
+const EXTENSION_BELOW: i64 = i32::MIN as i64;
+
+/// Everything known about one queue.
+struct Checked {
+    files: QueueFiles,
+    /// Queue offset and log offset of the record seen last.
+    last: Option<(u64, u64)>,
+    /// Entries that a record came by for.
+    matched: u64,
+    /// Where a run of records without an entry began: queue offset and log offset.
+    pending: Option<(u64, u64)>,
+}
+
+impl Checked {
+    /// Queue offsets of a queue are given one after the other; those of damaged records are missing
+    /// for a reason that is told already.
+    fn gap_before(&self, at: u64, offset: u64, tally: &Tally) -> Option<String> {
+        let (last, from) = self.last?;
+        if at <= last + 1 || tally.is_damaged_between(from, offset) {
+            return None;
+        }
+        let missing = at - last - 1;
+        Some(format!(
+            "queue offset {last}: {missing} are missing between"
+        ))
+    }
+}
+
+/// All queues.
+pub(super) struct QueueCheck<'v> {
+    view: &'v StoreView,
+    queues: HashMap<String, HashMap<i32, Checked>>,
+    /// Records whose queue has no file, and where the first is, by topic and queue id.
+    without_queue: BTreeMap<(String, i32), (u64, u64)>,
+    superseded: u64,
+    has_extensions: bool,
+}
+
+impl<'v> QueueCheck<'v> {
+    pub fn open(view: &'v StoreView, findings: &mut Findings) -> Result<Self, InspectError> {
+        let mut check = QueueCheck {
+            view,
+            queues: HashMap::new(),
+            without_queue: BTreeMap::new(),
+            superseded: 0,
+            has_extensions: view.layout.root().join("consumequeue_ext").is_dir(),
+        };
+        for (topic, queue_id) in list_queues(&view.layout.consume_queues())? {
+            check.add(&topic, queue_id, findings)?;
+        }
+        Ok(check)
+    }
+
+    fn add(
+        &mut self,
+        topic: &str,
+        queue_id: i32,
+        findings: &mut Findings,
+    ) -> Result<(), InspectError> {
+        if !is_directory_name(topic) {
+            return Ok(());
+        }
+        let (files, misfits) = QueueFiles::open(self.view, topic, queue_id)?;
+        misfits
+            .into_iter()
+            .for_each(|finding| findings.add(finding));
+        let checked = Checked {
+            files,
+            last: None,
+            matched: 0,
+            pending: None,
+        };
+        let queues = self.queues.entry(topic.to_owned()).or_default();
+        queues.insert(queue_id, checked);
+        Ok(())
+    }
+
+    /// One whole record that stands where it says.
+    pub fn record(
+        &mut self,
+        record: &Record<'_>,
+        offset: u64,
+        findings: &mut Findings,
+        tally: &Tally,
+    ) -> Result<(), InspectError> {
+        if !record.is_queued() {
+            return Ok(());
+        }
+        let place = (record.topic(), record.queue_id(), record.queue_offset());
+        self.placed(place, (record, offset), findings, tally)?;
+        let properties = record.properties();
+        let queues = properties.get_str(names::INNER_MULTI_DISPATCH);
+        let offsets = properties.get_str(names::INNER_MULTI_QUEUE_OFFSET);
+        if let (Some(queues), Some(offsets)) = (queues, offsets) {
+            for (queue, at) in queues.split(',').zip(offsets.split(',')) {
+                if let Ok(at) = at.parse()
+                    && queue.starts_with(LIGHT_QUEUE_PREFIX)
+                {
+                    self.placed((queue, 0, at), (record, offset), findings, tally)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn placed(
+        &mut self,
+        (topic, queue_id, at): (&str, i32, i64),
+        (record, offset): (&Record<'_>, u64),
+        findings: &mut Findings,
+        tally: &Tally,
+    ) -> Result<(), InspectError> {
+        let Ok(at) = u64::try_from(at) else {
+            let text = format!("queue offset {at} of {topic}/{queue_id} is below zero");
+            findings.at_log(self.view, offset, text);
+            return Ok(());
+        };
+        let live = self.view.is_live();
+        let queue = self
+            .queues
+            .get_mut(topic)
+            .and_then(|ids| ids.get_mut(&queue_id));
+        let Some(queue) = queue.filter(|queue| !queue.files.is_empty()) else {
+            if !live || !is_directory_name(topic) {
+                let place = (topic.to_owned(), queue_id);
+                self.without_queue.entry(place).or_insert((0, offset)).0 += 1;
+                return Ok(());
+            }
+            // A young queue of a running broker.
+            self.add(topic, queue_id, findings)?;
+            return Ok(());
+        };
+        let mut entry = queue.files.entry(at)?;
+        if entry.is_none() && live {
+            queue.files.refresh()?;
+            entry = queue.files.entry(at)?;
+        }
+        let name = || format!("{topic}/{queue_id}@{at}");
+        match entry {
+            Some(entry) if entry.is_pre_blank() => {
+                if at >= queue.files.first() {
+                    let (file, position) = queue.files.place(at);
+                    let text = format!("entry {} is blank; its record is at {offset}", name());
+                    findings.at_file(&file, position, text);
+                }
+            }
+            Some(entry) if entry.physical_offset == offset => {
+                queue.matched += 1;
+                if let Some(wrong) = differs(&entry, record, self.has_extensions) {
+                    let (file, position) = queue.files.place(at);
+                    findings.at_file(&file, position, format!("entry {} {wrong}", name()));
+                }
+                if let Some(gap) = queue.gap_before(at, offset, tally) {
+                    findings.at_log(self.view, offset, format!("{} follows {gap}", name()));
+                }
+                queue.last = Some((at, offset));
+            }
+            // A topic that was deleted and made again begins anew.
+            Some(entry) if entry.physical_offset > offset => self.superseded += 1,
+            Some(entry) => {
+                let text = format!(
+                    "queue offset {} was given before, to the record at {}",
+                    name(),
+                    entry.physical_offset
+                );
+                findings.at_log(self.view, offset, text);
+            }
+            None if at < queue.files.first() => self.superseded += 1,
+            None => {
+                queue.pending.get_or_insert((at, offset));
+                queue.last = Some((at, offset));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whatever entries no record came by for, and records without an entry.
+    pub fn finish(
+        mut self,
+        log: (u64, u64),
+        findings: &mut Findings,
+        tally: &mut Tally,
+    ) -> Result<(), InspectError> {
+        let view = self.view;
+        for (topic, ids) in &mut self.queues {
+            for (queue_id, queue) in ids {
+                finish_queue(view, (topic, *queue_id), queue, log, findings, tally)?;
+            }
+        }
+        self.tell_missing_queues(findings, tally);
+        if tally.queues_behind > 0 {
+            tally.notes.push(format!(
+                "{} queues have no entries yet for their newest records: {} makes them",
+                tally.queues_behind,
+                if view.is_live() {
+                    "the broker"
+                } else {
+                    "the next start"
+                }
+            ));
+        }
+        if self.superseded > 0 {
+            tally.notes.push(format!(
+                "{} records belong to queues of deleted topics, or to expired queue files",
+                self.superseded
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl QueueCheck<'_> {
+    /// A topic without any queue was deleted, unless nothing has a queue.
+    fn tell_missing_queues(&mut self, findings: &mut Findings, tally: &mut Tally) {
+        for ((topic, queue_id), (count, first)) in std::mem::take(&mut self.without_queue) {
+            let exists = self.queues.contains_key(&topic) || self.queues.is_empty();
+            let text = format!("{count} records of {topic}/{queue_id} have no queue on disk");
+            if exists && self.view.is_settled() {
+                findings.at_log(self.view, first, text);
+            } else if exists {
+                tally.notes.push(format!("{text}: the next start makes it"));
+            } else {
+                tally.notes.push(format!("{text}: the topic was deleted"));
+            }
+        }
+    }
+}
+
+/// What of an entry is not its record's.
+fn differs(entry: &ConsumeEntry, record: &Record<'_>, has_extensions: bool) -> Option<String> {
+    if entry.size != record.size() {
+        return Some(format!(
+            "says {} bytes, its record has {}",
+            entry.size,
+            record.size()
+        ));
+    }
+    let code = record.tags_code();
+    let extended = has_extensions && entry.tags_code < EXTENSION_BELOW;
+    let has_code = record.topic() != SCHEDULE_TOPIC && !extended;
+    (has_code && entry.tags_code != code)
+        .then(|| format!("has tag code {}, its record's is {code}", entry.tags_code))
+}
+
+fn finish_queue(
+    view: &StoreView,
+    (topic, queue_id): (&str, i32),
+    queue: &mut Checked,
+    (log_begin, log_end): (u64, u64),
+    findings: &mut Findings,
+    tally: &mut Tally,
+) -> Result<(), InspectError> {
+    let end = queue.files.end()?;
+    if let Some((at, offset)) = queue.pending {
+        let text = format!("{topic}/{queue_id}@{at} and what follows it have no queue entry");
+        if view.is_settled() {
+            findings.at_log(view, offset, text);
+        } else {
+            tally.queues_behind += 1;
+        }
+    }
+    let begin = queue.files.begin(end, log_begin)?;
+    let mut without_record = Vec::new();
+    let mut there = 0;
+    for at in begin..end {
+        let Some(entry) = queue.files.entry(at)? else {
+            break;
+        };
+        // Written since the log was read.
+        if entry.is_pre_blank() || (view.is_live() && entry.end() > log_end) {
+            continue;
+        }
+        there += 1;
+        if entry.end() > log_end || entry.physical_offset < log_begin {
+            without_record.push((at, entry));
+        }
+    }
+    tally.entries += there;
+    if there == queue.matched && without_record.is_empty() {
+        return Ok(());
+    }
+    look_up(
+        view,
+        (topic, queue_id),
+        queue,
+        begin..end,
+        (log_begin, log_end),
+        findings,
+        tally,
+    )
+}
+
+/// Looks every entry's record up in the log.
+fn look_up(
+    view: &StoreView,
+    (topic, queue_id): (&str, i32),
+    queue: &mut Checked,
+    entries: std::ops::Range<u64>,
+    (log_begin, log_end): (u64, u64),
+    findings: &mut Findings,
+    tally: &mut Tally,
+) -> Result<(), InspectError> {
+    let mut log = tally.log(view);
+    let mut behind_log = 0_u64;
+    for at in entries {
+        let Some(entry) = queue.files.entry(at)? else {
+            break;
+        };
+        let offset = entry.physical_offset;
+        let young = view.is_live() && entry.end() > log_end;
+        if entry.is_pre_blank() || young || tally.is_damaged(offset) {
+            continue;
+        }
+        if !view.is_settled() && offset >= log_end {
+            behind_log += 1;
+            continue;
+        }
+        let why = match log.record(offset)? {
+            _ if offset < log_begin => Some("is before the log's first record".to_owned()),
+            None => Some("is no record".to_owned()),
+            Some(record) if is_of(&record, topic, queue_id, at) => None,
+            Some(record) => Some(format!(
+                "is {}/{}@{}",
+                record.topic(),
+                record.queue_id(),
+                record.queue_offset()
+            )),
+        };
+        if let Some(why) = why {
+            let (file, position) = queue.files.place(at);
+            let text =
+                format!("entry {topic}/{queue_id}@{at} names log offset {offset}, which {why}");
+            findings.at_file(&file, position, text);
+        }
+    }
+    if behind_log > 0 {
+        tally.notes.push(format!(
+            "{behind_log} entries of {topic}/{queue_id} name records behind the log's end: the \
+             next start cuts them"
+        ));
+    }
+    Ok(())
+}
+
+fn is_of(record: &Record<'_>, topic: &str, queue_id: i32, at: u64) -> bool {
+    let own = record.topic() == topic
+        && record.queue_id() == queue_id
+        && u64::try_from(record.queue_offset()) == Ok(at);
+    let light = topic.starts_with(LIGHT_QUEUE_PREFIX)
+        && record
+            .properties()
+            .get_str(names::INNER_MULTI_DISPATCH)
+            .is_some_and(|queues| queues.split(',').any(|queue| queue == topic));
+    own || light
+}
