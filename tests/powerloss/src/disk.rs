@@ -83,6 +83,16 @@ pub enum Node {
     },
 }
 
+impl Node {
+    fn empty_file() -> Node {
+        Node::File {
+            live: Content::default(),
+            durable: Content::default(),
+            changes: Vec::new(),
+        }
+    }
+}
+
 /// A node with what `stat` shows of it.
 pub struct Inode {
     /// File or directory.
@@ -215,28 +225,34 @@ impl Disk {
 
     /// Makes an empty file or directory under a name.
     pub fn make(&mut self, directory: u64, name: &OsStr, is_directory: bool, mode: u16) -> u64 {
-        let number = self.next;
-        self.next += 1;
         let node = if is_directory {
             Node::Directory {
                 live: Entries::new(),
                 durable: Entries::new(),
             }
         } else {
-            Node::File {
-                live: Content::default(),
-                durable: Content::default(),
-                changes: Vec::new(),
-            }
+            Node::empty_file()
         };
+        let number = self.insert(node, mode, (directory, name.to_owned()));
+        self.name(vec![(directory, name.to_owned(), Some(number))]);
+        number
+    }
+
+    /// Makes an empty file that has no name until it is linked.
+    pub fn make_unnamed(&mut self, directory: u64, mode: u16) -> u64 {
+        self.insert(Node::empty_file(), mode, (directory, "(unnamed)".into()))
+    }
+
+    fn insert(&mut self, node: Node, mode: u16, place: (u64, OsString)) -> u64 {
+        let number = self.next;
+        self.next += 1;
         let inode = Inode {
             node,
             mode,
             modified: SystemTime::now(),
-            place: (directory, name.to_owned()),
+            place,
         };
         self.inodes.insert(number, inode);
-        self.name(vec![(directory, name.to_owned(), Some(number))]);
         number
     }
 

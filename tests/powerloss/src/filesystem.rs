@@ -4,18 +4,20 @@
 //! makes with RWF_DSYNC. Nor is a write-back cache: writes come as they are made.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
     AccessFlags, BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
-    Generation, INodeNo, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
-    Request, TimeOrNow, WriteFlags,
+    Generation, INodeNo, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
 use crate::disk::{Node, What};
 use crate::power::{Damage, Operation, Power, Shared, Verdict};
+use crate::unnamed::LARGEST;
 
 /// How long the kernel may keep attributes: nobody else changes them.
 const KEPT: Duration = Duration::from_secs(3600);
@@ -133,6 +135,11 @@ fn answer_attributes(result: Result<FileAttr, Errno>, reply: ReplyAttr) {
 }
 
 impl Filesystem for Mounted {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let refused = |_| io::Error::other("the size of requests cannot be limited");
+        config.set_max_write(LARGEST).map(|_| ()).map_err(refused)
+    }
+
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let result = self.operate(Operation::Read, parent.0, |power| {
             let number = power.disk.look_up(parent.0, name).ok_or(libc::ENOENT)?;

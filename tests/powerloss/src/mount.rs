@@ -1,16 +1,19 @@
 //! Mounting the disk and taking it away.
 
+use std::fs::OpenOptions;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use fuser::{BackgroundSession, Config, MountOption, Session};
-use nix::mount::{MntFlags, umount2};
+use fuser::{BackgroundSession, Config, Session, SessionACL};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::filesystem::Mounted;
 use crate::power::Shared;
+use crate::unnamed::Between;
 
 /// Threads that answer the kernel: more than a broker has writes and syncs in flight.
 const THREADS: usize = 8;
@@ -20,21 +23,17 @@ const BUSY: Duration = Duration::from_secs(10);
 /// A mounted disk.
 pub struct Mount {
     path: PathBuf,
-    session: Option<BackgroundSession>,
+    session: Option<(BackgroundSession, Between)>,
 }
 
 impl Mount {
     /// Mounts the disk on an empty directory.
     pub fn new(path: &Path, shared: &Arc<Shared>) -> Result<Mount> {
-        let mut config = Config::default();
-        config.mount_options = vec![MountOption::FSName("saturnmq-powerloss".to_owned())];
-        config.n_threads = Some(THREADS);
-        let session = Session::new(Mounted::new(Arc::clone(shared)), path, &config)
-            .and_then(Session::spawn)
+        let (session, between) = start(path, shared)
             .with_context(|| format!("cannot mount a FUSE filesystem on {}", path.display()))?;
         Ok(Mount {
             path: path.to_owned(),
-            session: Some(session),
+            session: Some((session, between)),
         })
     }
 
@@ -45,7 +44,7 @@ impl Mount {
     }
 
     fn take_away(&mut self) -> io::Result<()> {
-        let Some(session) = self.session.take() else {
+        let Some((session, between)) = self.session.take() else {
             return Ok(());
         };
         let deadline = Instant::now() + BUSY;
@@ -62,9 +61,36 @@ impl Mount {
                 }
             }
         }
-        // It also unmounts on its own, which finds nothing to do any more.
-        session.join()
+        between.end();
+        // Its end is that of its device, which it calls an error.
+        let _ = session.join();
+        Ok(())
     }
+}
+
+fn start(path: &Path, shared: &Arc<Shared>) -> io::Result<(BackgroundSession, Between)> {
+    let device = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse")?;
+    let options = format!(
+        "fd={},rootmode=40755,user_id=0,group_id=0",
+        device.as_raw_fd()
+    );
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(
+        Some("saturnmq-powerloss"),
+        path,
+        Some("fuse"),
+        flags,
+        Some(options.as_str()),
+    )?;
+    let (between, end) = Between::start(device, shared)?;
+    let mut config = Config::default();
+    config.n_threads = Some(THREADS);
+    let mounted = Mounted::new(Arc::clone(shared));
+    let session = Session::from_fd(mounted, end, SessionACL::Owner, config)?.spawn()?;
+    Ok((session, between))
 }
 
 impl Drop for Mount {

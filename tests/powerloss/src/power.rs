@@ -70,6 +70,8 @@ pub struct Power {
     pub sync_pause: Duration,
     /// Syncs of log files are answered and not done.
     pub lies: bool,
+    /// Files may have no name (O_TMPFILE).
+    pub unnamed: bool,
     /// Bytes the files may take in all.
     pub room: u64,
     trigger: Option<Trigger>,
@@ -173,6 +175,7 @@ impl Shared {
             on: true,
             sync_pause: Duration::ZERO,
             lies: false,
+            unnamed: true,
             room: 8 << 30,
             trigger: None,
             fault: None,

@@ -86,6 +86,7 @@ fn make(directory: &Path) -> Result<&'static str> {
         File::open(directory)?.sync_all()?;
         way(&file).with_context(|| (*name).to_owned())?;
     }
+    let unnamed = make_unnamed(directory)?;
     fs::write(directory.join("old"), b"new")?;
     File::open(directory.join("old"))?.sync_all()?;
     fs::rename(directory.join("old"), directory.join("renamed and synced"))?;
@@ -96,14 +97,25 @@ fn make(directory: &Path) -> Result<&'static str> {
         directory.join("renamed"),
     )?;
     fs::hard_link(directory.join("0"), directory.join("linked"))?;
+    Ok(unnamed)
+}
+
+/// Writes a file that has no name yet and links it; how that fares.
+fn make_unnamed(directory: &Path) -> Result<&'static str> {
     let unnamed = OpenOptions::new()
         .write(true)
         .custom_flags(libc::O_TMPFILE)
         .open(directory);
-    Ok(match unnamed {
-        Ok(_) => "yes",
-        Err(_) => "refused, so that a store names its files from the beginning",
-    })
+    let Ok(file) = unnamed else {
+        return Ok("refused, so that a store names its files from the beginning");
+    };
+    write(&file)?.sync_all()?;
+    let from = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let (here, to) = (nix::fcntl::AT_FDCWD, directory.join("unnamed and synced"));
+    let follow = nix::fcntl::AtFlags::AT_SYMLINK_FOLLOW;
+    nix::unistd::linkat(here, from.as_str(), here, &to, follow)?;
+    File::open(directory)?.sync_all()?;
+    Ok("linked when they are durable")
 }
 
 fn check(directory: &Path) -> Result<()> {
