@@ -17,8 +17,8 @@ use saturnmq_storage::queue_table::Queue;
 
 use super::Close;
 use super::ask::ask;
-use super::committed::is_committed;
 use super::half::{Digits, Half, named_halves, op_message, with_property};
+use super::settled::is_settled;
 use super::table::{Found, Table};
 use crate::broker::Broker;
 use crate::core::now_ms;
@@ -306,12 +306,10 @@ impl Checker {
         let age = now_ms().saturating_sub(record.born_timestamp());
         let reserved = broker.config.store.retention.file_reserved.as_millis();
         let too_old = age > i64::try_from(reserved).unwrap_or(i64::MAX);
-        if message.checks() >= live.transaction_check_max || too_old {
-            return self.give_up(services, half, message);
-        }
+        let over = too_old || message.checks() >= live.transaction_check_max;
         let timeout = live.transaction_timeout_ms;
         let own = message.immunity_ms(timeout);
-        let immune = age >= 0 && age <= own.unwrap_or(timeout);
+        let immune = !over && age >= 0 && age <= own.unwrap_or(timeout);
         if immune && own.is_none() {
             return Walk::End;
         }
@@ -320,7 +318,7 @@ impl Checker {
             .get_i64(properties::PREPARED_QUEUE_OFFSET)
             .filter(|first| *first < half)
         {
-            // A copy made by Apache while its original was immune.
+            // A copy made while its original was immune.
             let mut table = broker.transactions.table();
             if table.is_done(first) {
                 drop(table);
@@ -334,15 +332,17 @@ impl Checker {
                 false => Walk::Next,
             };
         }
-        if record.store_timestamp() < self.doubtful_before(&broker)
-            && is_committed(services, message)
-        {
+        let doubtful = record.store_timestamp() < self.doubtful_before(&broker);
+        if doubtful && is_settled(services, message) {
             return self.close(services, half);
         }
-        self.copy(services, half, message, true)
+        match over {
+            true => self.give_up(services, half, message),
+            false => self.copy(services, half, message, true),
+        }
     }
 
-    /// Half messages stored before this time may be committed without an op message about it.
+    /// Half messages stored before this time may be done with without an op message about it.
     fn doubtful_before(&self, broker: &Broker) -> i64 {
         let failed = broker.transactions.failed_ms.load(Ordering::Relaxed);
         broker.started_ms.max(failed)

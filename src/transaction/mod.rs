@@ -10,8 +10,8 @@
 
 mod ask;
 pub mod check;
-mod committed;
 pub mod half;
+mod settled;
 pub mod table;
 mod trail;
 mod window;
