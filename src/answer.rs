@@ -15,6 +15,7 @@ use saturnmq_net::driver::{ConnectionId, CoreHandle};
 use saturnmq_net::frame::Frame;
 use saturnmq_net::header::fields::FieldError;
 
+use crate::handler::consumer_status::Part;
 use crate::persist::Ticket;
 use crate::services::{Bell, ServiceContext};
 
@@ -258,6 +259,15 @@ pub enum CoreMessage {
         slot: ReplySlot,
         /// The answer once the client has confirmed.
         confirm: Box<Reply>,
+    },
+    /// Ask a client of this core something, as one of several: the last answer settles `slot`.
+    Gather {
+        /// The question.
+        ask: Box<Ask>,
+        /// Who waits for the answers.
+        slot: ReplySlot,
+        /// Takes this client's answer.
+        part: Box<Part>,
     },
     /// A group was moved in the queue with this slot: pulls that wait for it are to ask again.
     Moved {

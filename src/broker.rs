@@ -1,6 +1,7 @@
 //! The broker's shared state: one structure in an `Arc`, read by every thread without locks.
 
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -77,6 +78,8 @@ pub struct Broker {
     pub updates: Updates,
     /// What goes through, over time.
     pub stats: Stats,
+    /// Whether clients are asked to go elsewhere: the broker is about to stop.
+    pub leaving: AtomicBool,
     /// When this process started.
     pub started: Instant,
     /// The same in milliseconds since the epoch.

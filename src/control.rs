@@ -7,6 +7,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -376,6 +377,11 @@ async fn stop(
 ) -> Result<(), ServeError> {
     let begun = Instant::now();
     registrar.unregister().await;
+    if let Some(wait) = broker.config.graceful_stop {
+        broker.leaving.store(true, Ordering::Relaxed);
+        tracing::info!("clients have {} s to go elsewhere", wait.as_secs());
+        sleep(wait).await;
+    }
     accepting.stop().await;
     for core in &cores {
         core.handle.stop();

@@ -24,7 +24,7 @@ use crate::handler::pull::{CROWDED, Pull, Pulls};
 use crate::handler::send::Sends;
 use crate::handler::transaction::Ends;
 use crate::persist::Ticket;
-use crate::questions::Questions;
+use crate::questions::{Questions, Then};
 use crate::services::{Job, Work};
 
 /// Most requests of one core that are answered by another thread at a time.
@@ -285,11 +285,16 @@ impl Core {
             }
             CoreMessage::Push { conn, frame } => append(io, conn, &frame),
             CoreMessage::Ask { ask, slot } => {
-                self.asked.put(&self.broker.cores, *ask, (slot, None), io);
+                self.asked
+                    .put(&self.broker.cores, *ask, slot, Then::Relay, io);
             }
             CoreMessage::Confirm { ask, slot, confirm } => {
-                let waiting = (slot, Some(*confirm));
-                self.asked.put(&self.broker.cores, *ask, waiting, io);
+                let then = Then::Confirm(*confirm);
+                self.asked.put(&self.broker.cores, *ask, slot, then, io);
+            }
+            CoreMessage::Gather { ask, slot, part } => {
+                let then = Then::Gather(part);
+                self.asked.put(&self.broker.cores, *ask, slot, then, io);
             }
             CoreMessage::Moved { queue } => handler::pull::ask_again(self, queue, io),
             CoreMessage::Close { conn } => io.close(conn),

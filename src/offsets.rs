@@ -187,11 +187,11 @@ impl ConsumerOffsets {
             .collect()
     }
 
-    /// Copies offsets of one group to another, for one topic.
-    pub fn copy_group(&self, from: &str, to: &str, topic: &str) {
-        for (queue, offset) in self.table(from, topic) {
-            self.commit(to, topic, queue, offset);
-        }
+    /// Copies offsets of one group to another, for one topic. `false`: there is no room for all.
+    pub fn copy_group(&self, from: &str, to: &str, topic: &str) -> bool {
+        let table = self.table(from, topic);
+        let mut copied = table.into_iter();
+        copied.all(|(queue, offset)| self.commit(to, topic, queue, offset))
     }
 
     /// Removes everything stored for a topic.

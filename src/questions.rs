@@ -11,15 +11,42 @@ use saturnmq_net::frame::Codec;
 
 use crate::answer::{Ask, CoreDirectory, CoreMessage, Reply, ReplySlot, SUCCESS};
 use crate::handler::client::next_opaque;
+use crate::handler::consumer_status::Part;
 
 /// Most questions open on one core; each belongs to a request that some core admitted.
 const MAX_OPEN: usize = 4096;
 
+/// What becomes of a client's answer.
+#[derive(Debug)]
+pub enum Then {
+    /// It is the answer to whoever asked.
+    Relay,
+    /// This is, if the client says 0; else the question's `late`.
+    Confirm(Reply),
+    /// It is one of several, which are answered together.
+    Gather(Box<Part>),
+}
+
 struct Open {
     slot: ReplySlot,
-    confirm: Option<Reply>,
+    then: Then,
     deadline: Instant,
     late: Reply,
+}
+
+impl Open {
+    /// Answers with `reply`, or with `late` if there is none.
+    fn settle(self, cores: &CoreDirectory, reply: Option<Reply>) {
+        let reply = match (self.then, reply) {
+            (Then::Confirm(confirm), Some(reply)) if reply.code == SUCCESS => Some(confirm),
+            (Then::Confirm(_), _) => Some(self.late),
+            (Then::Relay, reply) => Some(reply.unwrap_or(self.late)),
+            (Then::Gather(part), reply) => part.answered(&reply.unwrap_or(self.late)),
+        };
+        if let Some(reply) = reply {
+            settle(cores, self.slot, reply);
+        }
+    }
 }
 
 /// The open questions to the clients of one core.
@@ -36,12 +63,19 @@ impl Questions {
         &mut self,
         cores: &CoreDirectory,
         ask: Ask,
-        (slot, confirm): (ReplySlot, Option<Reply>),
+        slot: ReplySlot,
+        then: Then,
         io: &mut Outbox,
     ) {
+        let open = Open {
+            slot,
+            then,
+            deadline: Instant::now() + ask.timeout,
+            late: ask.late,
+        };
         let room = self.open.len() < MAX_OPEN;
         let Some(out) = io.buffer(ask.channel.conn).filter(|_| room) else {
-            return settle(cores, slot, ask.late);
+            return open.settle(cores, None);
         };
         let opaque = next_opaque();
         let mut encoder = Encoder::request(out, Codec::Json, ask.code, opaque, false);
@@ -49,12 +83,6 @@ impl Questions {
             encoder.field_str(name, value);
         }
         encoder.body(&ask.body);
-        let open = Open {
-            slot,
-            confirm,
-            deadline: Instant::now() + ask.timeout,
-            late: ask.late,
-        };
         self.keep((ask.channel.conn, opaque), open);
     }
 
@@ -69,17 +97,13 @@ impl Questions {
         let Some(open) = self.open.remove(&(conn, answer.opaque)) else {
             return;
         };
-        let reply = match open.confirm {
-            Some(confirm) if answer.code == SUCCESS => confirm,
-            Some(_) => open.late,
-            None => Reply {
-                code: answer.code,
-                remark: answer.remark.map(|remark| remark.to_owned().into()),
-                fields: Vec::new(),
-                body: answer.body.to_vec(),
-            },
+        let reply = Reply {
+            code: answer.code,
+            remark: answer.remark.map(|remark| remark.to_owned().into()),
+            fields: Vec::new(),
+            body: answer.body.to_vec(),
         };
-        settle(cores, open.slot, reply);
+        open.settle(cores, Some(reply));
     }
 
     /// The connection is gone: nobody answers.
@@ -102,7 +126,7 @@ impl Questions {
 
     fn end(&mut self, cores: &CoreDirectory, over: impl Fn(&(ConnectionId, i32), &Open) -> bool) {
         for (_, open) in self.open.extract_if(|key, open| over(key, open)) {
-            settle(cores, open.slot, open.late);
+            open.settle(cores, None);
         }
     }
 }
@@ -148,7 +172,7 @@ mod tests {
         for (opaque, seconds) in [(1, 5), (2, 1), (3, 9)] {
             let open = Open {
                 slot,
-                confirm: None,
+                then: Then::Relay,
                 deadline: now + Duration::from_secs(seconds),
                 late: Reply::success(),
             };

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -132,6 +133,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         services,
         updates: Updates::default(),
         stats: Stats::new(config.cores + 1, now_ms()),
+        leaving: AtomicBool::new(false),
         started: begun,
         started_ms: now_ms(),
         config,
@@ -216,6 +218,7 @@ fn start_core(
         .as_ref()
         .and_then(|cpus| cpus.get(index).copied());
     let mut settings = CoreSettings::new(index, cpu, engine.clone());
+    broker.config.network.apply(&mut settings);
     settings.limits.idle = broker.config.idle_timeout;
     let reader = broker.store.reader().map_err(io::Error::other)?;
     let parts = CoreParts {

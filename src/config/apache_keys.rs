@@ -135,7 +135,6 @@ pub(super) const APACHE_KEYS: &[(&str, Kind, &str)] = &[
     ("enableRocksDBLog", Flag, "false"),
     ("enableScheduleAsyncDeliver", Flag, "false"),
     ("enableScheduleMessageStats", Flag, "true"),
-    ("enableShutdownGracefully", Flag, "false"),
     ("enableSingleTopicRegister", Flag, "false"),
     ("enableSkipLongAwaitingAck", Flag, "false"),
     ("enableSplitRegistration", Flag, "false"),
@@ -288,7 +287,6 @@ pub(super) const APACHE_KEYS: &[(&str, Kind, &str)] = &[
     ("serverPooledByteBufAllocatorEnable", Flag, "true"),
     ("serverSelectorThreads", Number, "3"),
     ("serverWorkerThreads", Number, "8"),
-    ("shutdownWaitTimeSeconds", Number, "30"),
     ("skipPreOnline", Flag, "false"),
     ("skipWhenCKRePutReachMaxTimes", Flag, "false"),
     ("slaveReadEnable", Flag, "false"),
@@ -353,6 +351,5 @@ pub(super) const APACHE_KEYS: &[(&str, Kind, &str)] = &[
     ("wakeCommitWhenPutMessage", Flag, "true"),
     ("wakeFlushWhenPutMessage", Flag, "false"),
     ("warmMapedFileEnable", Flag, "false"),
-    ("writeBufferHighWaterMark", Number, "0"),
     ("writeBufferLowWaterMark", Number, "0"),
 ];

@@ -9,6 +9,7 @@ use saturnmq_storage::config::{FlushMode, RetentionConfig, StoreConfig};
 use super::address::{Advertised, pick_address};
 use super::keys::parse_levels;
 use super::live::LiveConfig;
+use super::network::Network;
 use super::raw::{ConfigError, RawConfig, Remarks};
 use super::values::Values;
 use crate::filter::registered::FilterSettings;
@@ -108,6 +109,11 @@ pub struct Config {
     pub compressed_register: bool,
     /// `serverChannelMaxIdleTimeSeconds`.
     pub idle_timeout: Duration,
+    /// `shutdownWaitTimeSeconds`, if `enableShutdownGracefully`: how long a stop tells clients to
+    /// go elsewhere before it begins.
+    pub graceful_stop: Option<Duration>,
+    /// What each network core may use.
+    pub network: Network,
     /// Network cores.
     pub cores: usize,
     /// CPUs of this host that may be used.
@@ -264,6 +270,10 @@ fn fixed(raw: &RawConfig, v: &Values) -> Result<Config, ConfigError> {
         register_period: millis("registerNameServerPeriod"),
         compressed_register: v.flag("compressedRegister"),
         idle_timeout: seconds("serverChannelMaxIdleTimeSeconds"),
+        graceful_stop: v
+            .flag("enableShutdownGracefully")
+            .then(|| seconds("shutdownWaitTimeSeconds")),
+        network: Network::new(v),
         cores: 0,
         cpus: crate::host::cpus(),
         core_cpus: None,

@@ -129,7 +129,11 @@ impl Heartbeat<'_> {
             FoundGroup::Found(group) | FoundGroup::Created(group, _) => group,
             FoundGroup::Missing | FoundGroup::Illegal(_) => return,
         };
-        self.make_retry_topic(&group);
+        let ordered = consumer.subscription_data_set.iter().any(|subscription| {
+            let topic = self.broker.topics.get(&subscription.topic);
+            topic.is_some_and(|topic| topic.config.order)
+        });
+        self.make_retry_topic(&group, ordered);
         let known = self.broker.clients.consumer(&consumer.group_name).is_some();
         let subscriptions = (!self.without_subscriptions)
             .then(|| subscriptions(consumer.subscription_data_set, live.filter_support_retry));
@@ -180,19 +184,28 @@ impl Heartbeat<'_> {
             .register(group, &registrations, self.now);
     }
 
-    fn make_retry_topic(&mut self, group: &Group) {
+    /// The retry topic of a group is ordered as long as one of the group's topics is.
+    fn make_retry_topic(&mut self, group: &Group, ordered: bool) {
         let name = names::retry_topic(&group.config.name);
         if let Some(topic) = self.broker.topics.get(&name) {
             let pending = topic
                 .ticket()
                 .filter(|t| !self.broker.persist.is_durable(*t));
             self.ticket = pending.or(self.ticket);
+            if topic.config.order != ordered && !self.without_subscriptions {
+                let mut config = topic.config.clone();
+                config.order = ordered;
+                let ticket = self.broker.topics.create_or_update(config);
+                self.ticket = ticket.or(self.ticket);
+            }
             return;
         }
         if group.config.retry_queue_nums <= 0 {
             return;
         }
-        let config = TopicConfig::new(name, group.config.retry_queue_nums, PERM_READ | PERM_WRITE);
+        let queues = group.config.retry_queue_nums;
+        let mut config = TopicConfig::new(name, queues, PERM_READ | PERM_WRITE);
+        config.order = ordered;
         if let Err(full) = self.broker.topics.check_room(std::slice::from_ref(&config)) {
             // The first message that is sent back is told so.
             tracing::debug!(group = group.config.name, %full, "no retry topic");

@@ -4,8 +4,10 @@ pub mod attributes;
 pub mod client;
 pub mod config;
 pub mod connections;
+pub mod consumer_status;
 pub mod durably;
 pub mod group;
+pub mod group_offsets;
 pub mod housekeeping;
 pub mod lock;
 pub mod name_server;
@@ -25,6 +27,8 @@ pub mod sendback;
 pub mod stats;
 pub mod topic;
 pub mod transaction;
+
+use std::sync::atomic::Ordering;
 
 use saturnmq_net::codes::request;
 use saturnmq_net::driver::Outbox;
@@ -62,6 +66,12 @@ pub const SUBSCRIPTION_GROUP_NOT_EXIST: i32 = 26;
 /// INVALID_PARAMETER.
 pub const INVALID_PARAMETER: i32 = 29;
 
+/// First version whose clients take 220 and 221.
+pub const V3_0_7: i32 = 28;
+/// Last version whose clients do not understand [`GO_AWAY`].
+const V5_3_1: i32 = 475;
+/// GO_AWAY.
+const GO_AWAY: i32 = 1500;
 /// First version whose `maxReconsumeTimes` is honoured.
 pub const V3_4_9: i32 = 121;
 
@@ -81,6 +91,9 @@ pub fn faq_for(version: i32) -> &'static str {
 
 /// Handles one request.
 pub fn dispatch(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
+    if core.broker.leaving.load(Ordering::Relaxed) && request.command.version > V5_3_1 {
+        return Reply::error(GO_AWAY, "please go away").into();
+    }
     let name_server = core.broker.ports.name_server == Some(request.local_port);
     if name_server {
         name_server_request(core, request)
@@ -144,6 +157,9 @@ fn admin_request(broker: &Broker, request: &Request<'_>) -> Answer {
         request::GET_PRODUCER_CONNECTION_LIST => connections::producers(broker, request),
         request::GET_ALL_PRODUCER_INFO => connections::all_producers(broker, request),
         request::INVOKE_BROKER_TO_RESET_OFFSET => reset::reset(broker, request),
+        request::INVOKE_BROKER_TO_GET_CONSUMER_STATUS => consumer_status::status(broker, request),
+        request::CLONE_GROUP_OFFSET => group_offsets::clone(broker, request),
+        request::QUERY_CORRECTION_OFFSET => group_offsets::correction(broker, request),
         request::GET_CONSUMER_RUNNING_INFO => relay::running_info(broker, request),
         request::CONSUME_MESSAGE_DIRECTLY => relay::consume_directly(broker, request),
         request::RESUME_CHECK_HALF_MESSAGE => transaction::resume(broker, request),

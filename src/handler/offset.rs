@@ -40,29 +40,35 @@ pub fn query(broker: &Broker, request: &Request<'_>) -> Answer {
         let remark = "Not found, do not set to zero, maybe this group boot first";
         return Reply::error(QUERY_NOT_FOUND, remark).into();
     }
-    if starts_at_zero(broker, request, asked.topic, asked.queue_id) {
-        return Reply::success().field("offset", 0).into();
+    let v5 = request.is_v5();
+    match known_queue(broker, asked.topic, asked.queue_id) {
+        None => from_zero(!v5).into(),
+        Some(queue) if queue.min_offset() > 0 => from_zero(false).into(),
+        // The first entry may lie in a file that is not in memory.
+        Some(queue) => Answer::Later(Box::new(move |services| {
+            from_zero(starts_at_zero(&services.broker, v5, &queue))
+        })),
     }
-    let remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first";
-    Reply::error(QUERY_NOT_FOUND, remark).into()
 }
 
-/// Whether a group without an offset starts at 0 of a queue: while the first message is young, so
-/// that the first subscriber misses nothing. A queue that is not there counts for 4.9 clients only.
-fn starts_at_zero(broker: &Broker, request: &Request<'_>, topic: &str, queue_id: i32) -> bool {
-    let Some(queue) = known_queue(broker, topic, queue_id) else {
-        return !request.is_v5();
-    };
-    if queue.min_offset() > 0 {
-        return false;
+fn from_zero(it_does: bool) -> Reply {
+    if it_does {
+        return Reply::success().field("offset", 0);
     }
+    let remark = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first";
+    Reply::error(QUERY_NOT_FOUND, remark)
+}
+
+/// Whether a group without an offset starts at 0 of a queue that begins there: while the first
+/// message is young, so that the first subscriber misses nothing.
+fn starts_at_zero(broker: &Broker, v5: bool, queue: &Queue) -> bool {
     match queue.entry(0) {
         Ok(Some(entry)) => {
             let distance = pull::in_memory(&broker.live.load());
             let end = broker.store.watermarks().acknowledged();
             end.saturating_sub(entry.physical_offset) <= distance
         }
-        Ok(None) => !request.is_v5() || queue.max_offset() > 0,
+        Ok(None) => !v5 || queue.max_offset() > 0,
         Err(_) => false,
     }
 }

@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
+mod by_clients;
+
 use saturnmq_net::command::Language;
 use saturnmq_net::messages::lock::MessageQueue;
 use saturnmq_net::messages::offset::{ResetOffset, ResetOffsetBody};
 use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::reader::TimeBoundary;
+
+use by_clients::by_clients;
 
 use crate::answer::{Answer, CoreMessage, Reply, Request, SYSTEM_BUSY, SYSTEM_ERROR};
 use crate::broker::Broker;
@@ -33,6 +37,9 @@ pub fn reset(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(asked) => asked,
         Err(error) => return error.into(),
     };
+    if !broker.live.load().server_side_reset {
+        return by_clients(broker, request, &asked);
+    }
     let Some(topic) = broker.topics.get(asked.topic) else {
         let remark = format!("Topic {} does not exist", asked.topic);
         return Reply::error(TOPIC_NOT_EXIST, remark).into();

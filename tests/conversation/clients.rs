@@ -2,7 +2,12 @@
 
 use super::*;
 
-fn heartbeat(client: &str, group: &str, topics: &[(&str, &str)], version: i64) -> Vec<u8> {
+pub(super) fn heartbeat(
+    client: &str,
+    group: &str,
+    topics: &[(&str, &str)],
+    version: i64,
+) -> Vec<u8> {
     let subscriptions: Vec<_> = topics
         .iter()
         .map(|(topic, expression)| {
