@@ -8,6 +8,7 @@
 use crate::codes::response::SYSTEM_ERROR;
 use crate::command::{FLAG_ONEWAY, FLAG_RESPONSE, ReplyTo};
 use crate::frame::{Codec, MAX_FRAME, PREFIX};
+use crate::header::lexer::{ONES, zeros};
 
 mod late;
 
@@ -330,17 +331,34 @@ fn shortened(remark: &str) -> &str {
 
 /// Appends text as the inside of a JSON string.
 fn escape(out: &mut Vec<u8>, text: &str) {
-    let bytes = text.as_bytes();
-    let mut from = 0;
-    for (at, &byte) in bytes.iter().enumerate() {
-        if byte >= 0x20 && byte != b'"' && byte != b'\\' {
-            continue;
-        }
-        out.extend_from_slice(bytes.get(from..at).unwrap_or_default());
-        from = at + 1;
-        escape_byte(out, byte);
+    let mut rest = text.as_bytes();
+    loop {
+        let (plain, more) = rest.split_at(unescaped(rest));
+        out.extend_from_slice(plain);
+        let [byte, behind @ ..] = more else {
+            return;
+        };
+        escape_byte(out, *byte);
+        rest = behind;
     }
-    out.extend_from_slice(bytes.get(from..).unwrap_or_default());
+}
+
+/// How many bytes at the front stand for themselves in a JSON string, looked at eight at a time.
+fn unescaped(bytes: &[u8]) -> usize {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut length = 0;
+    for word in words {
+        let word = u64::from_le_bytes(*word);
+        let controls = word.wrapping_sub(ONES * 0x20) & !word & (ONES << 7);
+        let quotes = zeros(word ^ (ONES * u64::from(b'"')));
+        let found = controls | quotes | zeros(word ^ (ONES * u64::from(b'\\')));
+        if found != 0 {
+            return length + found.trailing_zeros() as usize / 8;
+        }
+        length += 8;
+    }
+    let plain = |byte: &&u8| **byte >= 0x20 && !matches!(**byte, b'"' | b'\\');
+    length + rest.iter().take_while(plain).count()
 }
 
 fn escape_byte(out: &mut Vec<u8>, byte: u8) {
@@ -384,6 +402,24 @@ mod tests {
                 decode(frame, scratch).expect("a header that can be read")
             }
             other => panic!("no frame: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_byte_is_escaped_or_not_wherever_it_stands() {
+        for byte in (0..0x80u8).map(char::from).chain(['\u{e9}', '\u{20ac}']) {
+            for place in 0..20 {
+                let text: String = (0..20)
+                    .map(|at| if at == place { byte } else { 'x' })
+                    .collect();
+                let mut out = vec![b'"'];
+                escape(&mut out, &text);
+                out.push(b'"');
+                let read: String = serde_json::from_slice(&out).expect("JSON");
+                assert_eq!(read, text);
+                let is_plain = byte >= ' ' && byte != '"' && byte != '\\';
+                assert_eq!(out.len() == text.len() + 2, is_plain);
+            }
         }
     }
 

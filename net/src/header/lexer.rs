@@ -347,11 +347,12 @@ fn plain(bytes: &[u8], quote: u8) -> usize {
     length + more.count()
 }
 
-const ONES: u64 = u64::MAX / 255;
+/// A one in every byte.
+pub(crate) const ONES: u64 = u64::MAX / 255;
 
 /// The high bit of the lowest zero byte, and perhaps of bytes above it.
 #[inline]
-fn zeros(word: u64) -> u64 {
+pub(crate) fn zeros(word: u64) -> u64 {
     word.wrapping_sub(ONES) & !word & (ONES << 7)
 }
 
