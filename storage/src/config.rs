@@ -194,7 +194,7 @@ impl StoreConfig {
             append_ring_bytes: 4 << 20,
             dispatch_queue_items: 1 << 16,
             wake_queue_items: 4096,
-            max_mappings: 30_000,
+            max_mappings: 48_000,
             rebuild_queues: false,
             prepare_files: true,
             engine: DiskEngine::Auto,

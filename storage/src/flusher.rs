@@ -21,6 +21,10 @@ use crate::queue_table::QueueTable;
 use crate::resume::{ResumePoint, ResumeQueue};
 use crate::watermarks::Watermarks;
 
+/// Log between two resume points for each queue, at least: a resume point writes a page of every
+/// changed queue, and its next store faults.
+const BYTES_PER_QUEUE: u64 = 32 << 10;
+
 /// How often the marks are looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -58,7 +62,10 @@ impl Flusher {
         self.candidate = None;
         let place = if last.end <= durable { last } else { candidate };
         let grown = place.end - self.made.end;
-        let due = grown >= self.resume_bytes || self.made_at.elapsed() >= self.resume_interval;
+        let enough = self
+            .resume_bytes
+            .max(self.table.len() as u64 * BYTES_PER_QUEUE);
+        let due = grown >= enough || self.made_at.elapsed() >= self.resume_interval;
         if grown > 0 && due {
             self.make(place)
         } else {

@@ -133,7 +133,7 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
         known: KnownQueues::new(),
         window: LogWindow::new(layout.commit_log(), size),
         unindexed: 0,
-        budget: MapBudget::new(config.max_mappings.min(host_mappings() / 2)),
+        budget: MapBudget::new(config.max_mappings.min(host_mappings() / 4 * 3)),
         report: OpenReport {
             clean: former.is_closed(),
             ..OpenReport::default()
@@ -539,7 +539,7 @@ impl Opening<'_> {
     }
 }
 
-/// Mappings the host allows a process; half of them is left to buffers, stacks and libraries.
+/// Mappings the host allows a process; a quarter of them is left to buffers, stacks and libraries.
 fn host_mappings() -> usize {
     std::fs::read_to_string("/proc/sys/vm/max_map_count")
         .ok()
