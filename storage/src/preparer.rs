@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use crate::append_queue::Doorbell;
 use crate::commit_log::{LatchOnPanic, LogStatus};
-use crate::disk::ZERO_BYTES;
+use crate::disk::ZERO_MEMORY;
 use crate::disk::aligned::AlignedMemory;
 use crate::medium;
 use crate::removal::{self, Removal};
 use crate::segments::{Segment, Segments, is_no_space};
 use crate::watermarks::Watermarks;
-use crate::writer::{LogFile, LogFiles, NextFile, ZERO_AHEAD};
+use crate::writer::{LogFile, LogFiles, NextFile};
 
 mod pace;
 
@@ -94,11 +94,14 @@ pub(crate) struct PreparedFiles {
     asked: Option<(u64, bool)>,
 }
 
+/// Bytes of the first file that are zeroed before it serves; the writer zeroes on from there.
+const ZERO_FIRST: u64 = 4 << 20;
+
 /// Makes the first file of an empty log, zeroed far enough to serve: before anything waits for it.
 pub(crate) fn first_file(segments: &Segments, base: u64) -> io::Result<Segment> {
     let mut segment = segments.create(base)?;
-    let mut zeros = AlignedMemory::new(ZERO_BYTES)?;
-    while segment.zeroed_to < segments.file_size.min(ZERO_AHEAD) {
+    let mut zeros = AlignedMemory::new(ZERO_MEMORY)?;
+    while segment.zeroed_to < segments.file_size.min(ZERO_FIRST) {
         segments.zero_piece(&mut segment, &mut zeros)?;
     }
     segments.publish(&segment)?;
@@ -232,7 +235,7 @@ impl Work {
             shared: Arc::clone(&shared),
             marks,
             bell,
-            zeros: AlignedMemory::new(ZERO_BYTES)?,
+            zeros: AlignedMemory::new(ZERO_MEMORY)?,
             next_base: next.base,
             goes_on_at: next.goes_on_at,
             spare: None,

@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout};
 use rustix::io::ReadWriteFlags;
 
 use super::aligned::AlignedMemory;
-use super::{Completion, Disk, FileSlot, MAX_FILES, MAX_REQUESTS, Request, Source, ZERO_BYTES};
+use super::{Completion, Disk, FileSlot, MAX_FILES, MAX_REQUESTS, Request, Source, ZERO_MEMORY};
 use crate::append_queue::Doorbell;
 use crate::tail::Tail;
 
@@ -33,7 +33,7 @@ impl BlockingDisk {
     pub fn new(tail: Arc<Tail>, bell: Arc<Doorbell>, buffered: bool) -> io::Result<BlockingDisk> {
         Ok(BlockingDisk {
             tail,
-            zeros: AlignedMemory::new(ZERO_BYTES)?,
+            zeros: AlignedMemory::new(ZERO_MEMORY)?,
             bell,
             files: [const { None }; MAX_FILES],
             done: Vec::with_capacity(MAX_REQUESTS),

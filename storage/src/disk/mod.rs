@@ -20,6 +20,9 @@ pub const MAX_REQUESTS: usize = 32;
 
 /// Bytes the log is zeroed by in one request.
 pub const ZERO_BYTES: usize = 256 * 1024;
+/// Memory that zeros are written from: a huge page, which costs a write one segment instead of one
+/// for each small page.
+pub const ZERO_MEMORY: usize = 2 << 20;
 
 /// Files attached at a time: the active one and those whose last writes are still under way.
 pub const MAX_FILES: usize = 16;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
 
 use super::aligned::AlignedMemory;
-use super::{Completion, Disk, FileSlot, MAX_FILES, MAX_REQUESTS, Request, Source, ZERO_BYTES};
+use super::{Completion, Disk, FileSlot, MAX_FILES, MAX_REQUESTS, Request, Source, ZERO_MEMORY};
 use crate::append_queue::Doorbell;
 use crate::tail::Tail;
 
@@ -59,7 +59,7 @@ impl UringDisk {
                 "io_uring without timed waits (kernel < 5.11)",
             ));
         }
-        let zeros = AlignedMemory::new(ZERO_BYTES)?;
+        let zeros = AlignedMemory::new(ZERO_MEMORY)?;
         Ok(UringDisk {
             no_iowait: ring.params().is_feature_no_iowait(),
             ring,

@@ -139,6 +139,8 @@ struct Attached {
     /// Log offsets up to which blocks were written once, and up to which zeros are in flight.
     zeroed_to: u64,
     zeroing_to: u64,
+    /// Zeros are being put down until [`ZERO_AHEAD`] of them are there.
+    filling: bool,
 }
 
 /// The zeroing in flight.

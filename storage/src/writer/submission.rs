@@ -155,11 +155,13 @@ where
             base: next.base,
             zeroed_to,
             zeroing_to: zeroed_to,
+            filling: false,
         });
         Ok(())
     }
 
-    /// Keeps a stretch of zeros ahead of the tail in a file that is not zeroed whole.
+    /// Keeps a stretch of zeros ahead of the tail in a file that is not zeroed whole. They are put
+    /// down in bursts: the first durable write after a piece of zeros writes the file's map too.
     pub(super) fn zero_ahead(&mut self) {
         let end = self.geometry.block_up(self.tail.end());
         let Some(active) = self.attached.back_mut() else {
@@ -167,9 +169,11 @@ where
         };
         let file_end = active.base + self.geometry.file_size;
         let wanted = file_end.min(end + ZERO_AHEAD);
+        let ahead = active.zeroed_to.saturating_sub(end);
+        active.filling = active.zeroed_to < wanted && (active.filling || ahead < ZERO_AHEAD / 2);
         let idle = self.zeroing.is_none() && !self.stopping && self.status.read_only().is_none();
         // Where the tail has caught up, the records themselves are the first to write the blocks.
-        if !idle || active.zeroed_to < end || active.zeroed_to >= wanted {
+        if !idle || active.zeroed_to < end || !active.filling {
             return;
         }
         let len = (file_end - active.zeroed_to).min(ZERO_BYTES as u64) as usize;
