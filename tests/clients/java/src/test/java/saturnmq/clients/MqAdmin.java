@@ -36,7 +36,9 @@ final class MqAdmin {
         command.addAll(List.of("-n", Cluster.NAME_SERVER));
         File output = File.createTempFile("mqadmin", ".out");
         try {
-            Process process = new ProcessBuilder(command).redirectErrorStream(true)
+            // Some commands leave files where they run.
+            Process process = new ProcessBuilder(command).directory(HOME.toFile())
+                .redirectErrorStream(true)
                 .redirectOutput(output).start();
             if (!process.waitFor(60, TimeUnit.SECONDS)) {
                 process.destroyForcibly();
