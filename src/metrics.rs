@@ -370,6 +370,8 @@ fn store(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
     }
     let help = "Damaged records that were not served";
     out.counter("damaged_reads", help, None, broker.store.damaged_reads())?;
+    let help = "Wrong queue entries that were made again from the log when they were read.";
+    out.counter("mended_entries", help, None, broker.store.mended_entries())?;
     let help = "Records whose queue entry does not stand at their queue offset";
     let misplaced = broker.store.misplaced_entries();
     out.counter("misplaced_entries", help, None, misplaced)?;

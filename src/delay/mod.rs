@@ -133,7 +133,7 @@ impl Delivery {
                 level.delivered = level.next;
             }
             let due = match queue.entry(level.next) {
-                Ok(Some(entry)) => deliver(services, level, index, &entry, record),
+                Ok(Some(entry)) => deliver(services, level, index, (&queue, &entry), record),
                 Ok(None) => {
                     if let Some(watcher) = self.watcher {
                         queue.watch(watcher);
@@ -141,11 +141,13 @@ impl Delivery {
                     if queue.max_offset() <= level.next {
                         return None;
                     }
-                    match queue.entry(level.next) {
+                    record.clear();
+                    match services.reader.queued_record(&queue, level.next, record) {
                         // It came meanwhile.
-                        Ok(Some(_)) => continue,
+                        Ok(true) => continue,
                         // A blank one, or expired.
-                        _ => skip(services, level, "its queue entry is gone"),
+                        Ok(false) => skip(services, level, "its queue entry is gone"),
+                        Err(error) => later(level, &error),
                     }
                 }
                 Err(error) => {
@@ -206,7 +208,7 @@ fn deliver(
     services: &mut ServiceContext,
     level: &mut Level,
     index: usize,
-    entry: &ConsumeEntry,
+    (queue, entry): (&Queue, &ConsumeEntry),
     record: &mut Vec<u8>,
 ) -> Due {
     let now = now_ms();
@@ -216,15 +218,12 @@ fn deliver(
         return Due::In(at - now);
     }
     record.clear();
-    match services.reader.record(entry.physical_offset, record) {
+    match services.reader.queued_record(queue, level.next, record) {
         Ok(true) => {}
         Ok(false) => return skip(services, level, "its record is gone"),
         // It will not get better, and those behind it must not wait for that.
         Err(ReadError::Damaged { .. }) => return skip(services, level, "its record is damaged"),
-        Err(error) => {
-            tracing::warn!(level = level.number, %error, "a delayed message cannot be read now");
-            return Due::Later;
-        }
+        Err(error) => return later(level, &error),
     }
     let message = match Record::decode(record) {
         Ok(message) => message,
@@ -240,6 +239,11 @@ fn deliver(
         return skip(services, level, "its real topic cannot be delivered to");
     }
     append(services, level, index, &message, (topic, queue_id))
+}
+
+fn later(level: &Level, error: &ReadError) -> Due {
+    tracing::warn!(level = level.number, %error, "a delayed message cannot be read now");
+    Due::Later
 }
 
 fn append(

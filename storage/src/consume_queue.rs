@@ -214,7 +214,7 @@ impl ConsumeQueue {
     }
 
     /// Appends the entries from `from` on to `out`: at most `max`, none beyond the end of the
-    /// file that holds `from`. Blank ones are among them: they fill gaps and stand for damage.
+    /// file that holds `from`. Blank and damaged ones are among them.
     pub fn entries(
         &self,
         from: i64,
@@ -261,8 +261,7 @@ impl ConsumeQueue {
                 return Ok(false);
             }
             for entry in bytes.as_chunks().0 {
-                // Damage counts as a gap: what stands behind it is readable.
-                out.push(ConsumeEntry::decode(entry).unwrap_or(ConsumeEntry::PRE_BLANK));
+                out.push(ConsumeEntry::decode(entry).unwrap_or(ConsumeEntry::DAMAGED));
             }
             position += bytes.len() as u64;
             wanted -= step;

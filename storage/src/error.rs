@@ -114,6 +114,19 @@ pub enum ReadError {
         /// What does not fit.
         problem: String,
     },
+    /// A queue entry is wrong and is being made again; the same read succeeds a little later.
+    #[error(
+        "the entry at offset {offset} of queue {queue_id} of topic {topic} is damaged and is being \
+         made again from the commit log; try again"
+    )]
+    Mending {
+        /// The topic.
+        topic: String,
+        /// The queue.
+        queue_id: i32,
+        /// The queue offset.
+        offset: i64,
+    },
     /// A queue file could not be mapped, or failed while it was read.
     #[error(transparent)]
     Mapping(#[from] MappingError),

@@ -419,6 +419,8 @@ impl Opening<'_> {
             bases: &self.bases,
             file_size: self.config.commit_log_file_size,
             from,
+            to: u64::MAX,
+            limits: WindowLimits::QUIET,
             strict_from,
             proof: Proof {
                 from: proof_from,

@@ -180,6 +180,15 @@ impl Queue {
         self.files.put_at(offset, entry)
     }
 
+    /// Puts `entry` in place of what stands at `offset`; whether that changed anything.
+    pub(crate) fn replace(
+        &self,
+        offset: i64,
+        entry: ConsumeEntry,
+    ) -> Result<bool, ConsumeQueueError> {
+        self.files.replace(offset, entry)
+    }
+
     /// Removes every entry from `end` on: recovery.
     pub(crate) fn cut_to(&self, end: i64) -> Result<(), ConsumeQueueError> {
         self.files.cut_to(end)

@@ -11,16 +11,21 @@ use crate::config::PullLimits;
 use crate::error::ReadError;
 use crate::filter::TagFilter;
 use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
-use crate::format::record::{Record, RecordError, SIZE_HEAD, can_have_size};
+use crate::format::record::Record;
 use crate::index_file::Index;
 use crate::log_window::{LOOK_BYTES, LogWindow, SCAN_BYTES, WindowLimits};
-use crate::queue_table::Queue;
+use crate::queue_table::{Queue, QueueTable};
 use crate::tail::TailReader;
 use crate::watermarks::Watermarks;
 
+mod look;
 mod lookup;
+pub(crate) mod mending;
 
 pub use lookup::{InMemory, TimeBoundary};
+
+use look::{Found, check_copied, is_body_damage};
+use mending::Mending;
 
 /// Entries taken from a queue at a time.
 const ENTRY_BATCH: usize = 64;
@@ -134,6 +139,9 @@ pub(crate) struct ReadShared {
     /// of it too.
     pub(crate) loaded_end: u64,
     pub(crate) damaged_reads: AtomicU64,
+    pub(crate) table: Arc<QueueTable>,
+    pub(crate) delay_levels_ms: Vec<u64>,
+    pub(crate) mending: Mending,
 }
 
 /// Reads one store for one thread.
@@ -294,7 +302,7 @@ impl StoreReader {
             }
             for (index, entry) in entries.iter().enumerate() {
                 let ahead = read_ahead(*entry, entries.get(index + 1));
-                match self.look_at(request, state, *entry, ahead, out) {
+                match self.look_at(request, state, (at, *entry), ahead, out) {
                     Ok(EntryStep::Next) => {}
                     other => {
                         outcome = other;
@@ -314,103 +322,6 @@ impl StoreReader {
         outcome
     }
 
-    /// One entry: out of room, filtered out, gone, or appended.
-    fn look_at(
-        &mut self,
-        request: &PullRequest<'_>,
-        state: &mut PullState,
-        entry: ConsumeEntry,
-        ahead: usize,
-        out: &mut Vec<u8>,
-    ) -> Result<EntryStep, ReadError> {
-        let pulled = &mut state.pulled;
-        let log_end = self.shared.watermarks.acknowledged();
-        let behind = log_end.saturating_sub(entry.physical_offset);
-        let in_memory = behind <= request.limits.memory_distance;
-        if pulled.count > 0 && is_full(request, pulled, entry.size as usize, in_memory) {
-            return Ok(EntryStep::Full);
-        }
-        pulled.far_behind = !in_memory;
-        if !request.filter.matches_code(entry.tags_code) {
-            return Ok(EntryStep::Next);
-        }
-        let removed = entry.physical_offset < self.shared.min_log_offset.load(Ordering::SeqCst);
-        if removed || entry.is_pre_blank() {
-            note_removed(pulled);
-            return Ok(EntryStep::Next);
-        }
-        let before = out.len();
-        let (offset, size) = (entry.physical_offset, entry.size as usize);
-        let found = if self.tail.copy(offset, size, out) {
-            check_copied(&out[before..], offset, offset < self.shared.loaded_end)
-        } else if request.cold {
-            self.read_cold(offset, size, ahead, out)?
-        } else if pulled.count > 0 {
-            return Ok(EntryStep::Full);
-        } else {
-            return Ok(EntryStep::Cold);
-        };
-        match found {
-            Found::Whole if request.filter.needs_record() => {
-                let keep = Record::decode(&out[before..])
-                    .is_ok_and(|record| request.filter.matches_record(&record));
-                if !keep {
-                    out.truncate(before);
-                    return Ok(EntryStep::Next);
-                }
-            }
-            Found::Whole => {}
-            Found::Missing => {
-                out.truncate(before);
-                note_removed(pulled);
-                return Ok(EntryStep::Next);
-            }
-            Found::Damaged(problem) => {
-                out.truncate(before);
-                pulled.damaged += 1;
-                note_removed(pulled);
-                self.report_damage(offset, &problem);
-                return Ok(EntryStep::Next);
-            }
-        }
-        pulled.count += 1;
-        pulled.bytes += size;
-        pulled.status = PullStatus::Found;
-        Ok(EntryStep::Next)
-    }
-
-    /// Appends the record's bytes from its file, checked.
-    fn read_cold(
-        &mut self,
-        offset: u64,
-        size: usize,
-        ahead: usize,
-        out: &mut Vec<u8>,
-    ) -> Result<Found, ReadError> {
-        let limits = self.window_limits();
-        if size > SCAN_BYTES {
-            // Much memory is asked for only where the record itself says so.
-            let Some(head) = self.window.bytes(offset, SIZE_HEAD, limits, LOOK_BYTES)? else {
-                return Ok(Found::Missing);
-            };
-            let recorded = head.first_chunk().copied().map_or(0, i32::from_be_bytes);
-            if usize::try_from(recorded) != Ok(size) || !can_have_size(head, size) {
-                return Ok(Found::Damaged(RecordError::Size {
-                    size: recorded,
-                    available: size,
-                }));
-            }
-        }
-        let Some(bytes) = self.window.bytes(offset, size, limits, ahead)? else {
-            return Ok(Found::Missing);
-        };
-        let found = check_copied(bytes, offset, true);
-        if matches!(found, Found::Whole) {
-            out.extend_from_slice(bytes);
-        }
-        Ok(found)
-    }
-
     fn window_limits(&mut self) -> WindowLimits {
         self.release_expired();
         let marks = &self.shared.watermarks;
@@ -425,12 +336,6 @@ impl StoreReader {
     pub fn release_expired(&mut self) {
         let log_min = self.shared.min_log_offset.load(Ordering::SeqCst);
         self.window.close_below(log_min);
-    }
-
-    fn report_damage(&self, offset: u64, problem: &RecordError) {
-        self.shared.damaged_reads.fetch_add(1, Ordering::Relaxed);
-        let file = self.window.path_of(offset);
-        tracing::error!(offset, file = %file.display(), %problem, "damaged record is not served");
     }
 
     /// Appends the record at log offset `offset` to `out`. False if no record begins there, or it
@@ -531,13 +436,6 @@ fn read_ahead(entry: ConsumeEntry, next: Option<&ConsumeEntry>) -> usize {
     if dense { SCAN_BYTES } else { LOOK_BYTES }
 }
 
-/// What a record's bytes turned out to be.
-enum Found {
-    Whole,
-    Missing,
-    Damaged(RecordError),
-}
-
 /// Status and next offset of a pull outside of the queue's messages.
 fn out_of_range(offset: i64, min: i64, max: i64) -> Option<(PullStatus, i64)> {
     if max == 0 {
@@ -551,50 +449,4 @@ fn out_of_range(offset: i64, min: i64, max: i64) -> Option<(PullStatus, i64)> {
     } else {
         None
     }
-}
-
-/// Whether a pull with messages in it has no room for another of `size` bytes.
-fn is_full(request: &PullRequest<'_>, pulled: &Pulled, size: usize, in_memory: bool) -> bool {
-    let limits = request.limits;
-    let (bytes, count) = if in_memory {
-        (limits.max_bytes_in_memory, limits.max_count_in_memory)
-    } else {
-        (limits.max_bytes_on_disk, limits.max_count_on_disk)
-    };
-    let total = pulled.bytes.saturating_add(size);
-    i64::from(pulled.count) + 1 > i64::from(request.max_count)
-        || total > limits.max_bytes
-        || total > bytes
-        || pulled.count >= count
-}
-
-/// An entry without a readable record shows only while nothing was found.
-fn note_removed(pulled: &mut Pulled) {
-    if pulled.count == 0 {
-        pulled.status = PullStatus::MessageWasRemoving;
-    }
-}
-
-/// Whether bytes are the whole record of this place; `with_body` compares the body's checksum too.
-fn check_copied(bytes: &[u8], offset: u64, with_body: bool) -> Found {
-    let checked = Record::decode(bytes).and_then(|record| {
-        record.check_place(offset)?;
-        if record.size() as usize != bytes.len() {
-            let (sum, size) = (record.size() as usize, bytes.len());
-            return Err(RecordError::Sum { sum, size });
-        }
-        if with_body {
-            record.check_body()
-        } else {
-            Ok(())
-        }
-    });
-    checked.map_or_else(Found::Damaged, |()| Found::Whole)
-}
-
-fn is_body_damage(problem: &RecordError) -> bool {
-    matches!(
-        problem,
-        RecordError::BodyCrc { .. } | RecordError::RecordCrc { .. }
-    )
 }

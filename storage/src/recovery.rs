@@ -43,6 +43,10 @@ pub struct ScanRange<'a> {
     pub file_size: u64,
     /// A record boundary to start from.
     pub from: u64,
+    /// Log offset at which to stop.
+    pub to: u64,
+    /// Which bytes may be read, and how.
+    pub limits: WindowLimits,
     /// Log offset from which damage ends the log, unless a record behind it proves otherwise.
     pub strict_from: u64,
     /// Where proof is looked for.
@@ -122,7 +126,7 @@ pub fn scan(
     let Some(last_base) = range.bases.last() else {
         return Ok(found);
     };
-    let log_limit = last_base + range.file_size;
+    let log_limit = range.to.min(last_base + range.file_size);
     while found.end < log_limit {
         let at = found.end;
         match step(window, range, at, &mut found, visit)? {
@@ -148,7 +152,7 @@ fn step(
     visit: &mut dyn FnMut(Scanned<'_>) -> Result<(), OpenError>,
 ) -> Result<Step, OpenError> {
     let file_end = at - at % range.file_size + range.file_size;
-    let bytes = record_bytes(window, at, file_end)?;
+    let bytes = record_bytes(window, range.limits, at, file_end)?;
     let problem = match decode(bytes) {
         Ok(Decoded::Blank { .. }) => return Ok(after_blank(range, at, file_end)),
         Ok(Decoded::Record(record)) => {
@@ -178,7 +182,7 @@ fn step(
                     if ends_log(window, range, at, next)? {
                         return Ok(Step::End(Some(problem)));
                     }
-                    let bytes = record_bytes(window, at, file_end)?;
+                    let bytes = record_bytes(window, range.limits, at, file_end)?;
                     // Read again, for the search moved the window on.
                     if let Ok(record) = Record::decode(bytes) {
                         visit(Scanned {
@@ -198,7 +202,7 @@ fn step(
     if ends_log(window, range, at, at + 1)? {
         return Ok(Step::End(Some(problem)));
     }
-    let next = next_record(window, at + 1, file_end)?.unwrap_or(file_end);
+    let next = next_record(window, range.limits, at + 1, file_end)?.unwrap_or(file_end);
     note(found, at, next, problem.clone());
     let more = range.bases.contains(&(next - next % range.file_size));
     Ok(if more {
@@ -228,11 +232,11 @@ fn ends_log(
             break;
         }
         let file_end = base + range.file_size;
-        let Some(found) = next_record(window, place, file_end.min(end))? else {
+        let Some(found) = next_record(window, range.limits, place, file_end.min(end))? else {
             place = file_end;
             continue;
         };
-        let bytes = record_bytes(window, found, file_end)?;
+        let bytes = record_bytes(window, range.limits, found, file_end)?;
         match Record::decode(bytes) {
             Ok(record) if record.check_body().is_ok() && (proof.accepts)(&record) => {
                 return Ok(false);
@@ -278,10 +282,15 @@ fn check(record: &Record<'_>, range: &ScanRange<'_>, at: u64) -> Result<(), Reco
 }
 
 /// The bytes of the record at `at` if its size field can be true, else the few that show it is not.
-fn record_bytes(window: &mut LogWindow, at: u64, file_end: u64) -> Result<&[u8], FileError> {
+pub(crate) fn record_bytes(
+    window: &mut LogWindow,
+    limits: WindowLimits,
+    at: u64,
+    file_end: u64,
+) -> Result<&[u8], FileError> {
     let left = usize::try_from(file_end - at).unwrap_or(usize::MAX);
     let head_len = left.min(SIZE_HEAD);
-    let head = window.bytes(at, head_len, WindowLimits::QUIET, SCAN_BYTES)?;
+    let head = window.bytes(at, head_len, limits, SCAN_BYTES)?;
     let Some(head @ &[a, b, c, d, ..]) = head else {
         return Ok(&[]);
     };
@@ -292,13 +301,18 @@ fn record_bytes(window: &mut LogWindow, at: u64, file_end: u64) -> Result<&[u8],
     } else {
         left.min(8)
     };
-    let bytes = window.bytes(at, wanted, WindowLimits::QUIET, SCAN_BYTES)?;
+    let bytes = window.bytes(at, wanted, limits, SCAN_BYTES)?;
     Ok(bytes.unwrap_or(&[]))
 }
 
 /// The next position from `from` on, below `end`, where a record stands that says it belongs
 /// there.
-fn next_record(window: &mut LogWindow, from: u64, end: u64) -> Result<Option<u64>, FileError> {
+fn next_record(
+    window: &mut LogWindow,
+    limits: WindowLimits,
+    from: u64,
+    end: u64,
+) -> Result<Option<u64>, FileError> {
     let mut at = from;
     let file_end = window.base_of(from) + window.file_size();
     // A head may go on behind `end`.
@@ -306,7 +320,7 @@ fn next_record(window: &mut LogWindow, from: u64, end: u64) -> Result<Option<u64
     while at + 8 < end {
         let left = usize::try_from(end - at).unwrap_or(usize::MAX);
         let size = left.min(SEARCH_BYTES);
-        let Some(bytes) = window.bytes(at, size, WindowLimits::QUIET, SCAN_BYTES)? else {
+        let Some(bytes) = window.bytes(at, size, limits, SCAN_BYTES)? else {
             return Ok(None);
         };
         if is_zero(bytes) {
@@ -327,7 +341,7 @@ fn next_record(window: &mut LogWindow, from: u64, end: u64) -> Result<Option<u64
                         && head[28..36] == place.to_be_bytes()
                 });
         match candidate.map(|(place, _)| place) {
-            Some(place) if decodes(window, place, file_end)? => return Ok(Some(place)),
+            Some(place) if decodes(window, limits, place, file_end)? => return Ok(Some(place)),
             Some(place) => at = place + 1,
             // The last 35 bytes can begin a record whose head ends in the next piece.
             None if size < SEARCH_BYTES => return Ok(None),
@@ -337,8 +351,13 @@ fn next_record(window: &mut LogWindow, from: u64, end: u64) -> Result<Option<u64
     Ok(None)
 }
 
-fn decodes(window: &mut LogWindow, at: u64, file_end: u64) -> Result<bool, FileError> {
-    Ok(Record::decode(record_bytes(window, at, file_end)?).is_ok())
+fn decodes(
+    window: &mut LogWindow,
+    limits: WindowLimits,
+    at: u64,
+    file_end: u64,
+) -> Result<bool, FileError> {
+    Ok(Record::decode(record_bytes(window, limits, at, file_end)?).is_ok())
 }
 
 /// Whether all bytes are zero.
@@ -417,6 +436,8 @@ mod tests {
             bases: &bases,
             file_size: FILE,
             from: 0,
+            to: u64::MAX,
+            limits: WindowLimits::QUIET,
             strict_from,
             proof: Proof::NONE,
             in_flight_from: strict_from,
@@ -520,7 +541,7 @@ mod tests {
             bytes[84..88].copy_from_slice(&body.to_be_bytes());
             std::fs::write(dir.path().join(format!("{:020}", 0)), &bytes).unwrap();
             let mut window = LogWindow::new(dir.path(), 4 << 20);
-            let found = record_bytes(&mut window, 0, 4 << 20).unwrap();
+            let found = record_bytes(&mut window, WindowLimits::QUIET, 0, 4 << 20).unwrap();
             assert_eq!(found.len(), whole);
         }
     }

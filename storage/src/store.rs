@@ -276,6 +276,11 @@ impl Store {
         self.shared.damaged_reads.load(Ordering::Relaxed)
     }
 
+    /// Queue entries that were wrong when they were read and were made again from the log.
+    pub fn mended_entries(&self) -> u64 {
+        self.shared.mending.mended()
+    }
+
     /// Records whose queue entry does not stand at their queue offset; each was logged. Above 0
     /// only through a fault in this program.
     pub fn misplaced_entries(&self) -> u64 {
@@ -431,6 +436,7 @@ impl Store {
     /// do nothing.
     pub fn close(&self) -> Result<(), CloseError> {
         self.closed.store(true, Ordering::SeqCst);
+        self.shared.mending.stop();
         let Some(mut running) = self.running().take() else {
             return Ok(());
         };
@@ -469,6 +475,7 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
+        self.shared.mending.stop();
         let Some(mut running) = self.running().take() else {
             return;
         };

@@ -45,7 +45,6 @@ impl ConsumeQueue {
 
     /// Puts `entry` in place of what stands at `offset`, between the queue's ends; whether that
     /// changed anything. While others append and read.
-    #[cfg(test)]
     pub(crate) fn replace(
         &self,
         offset: i64,

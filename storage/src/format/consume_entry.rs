@@ -22,6 +22,13 @@ impl ConsumeEntry {
         tags_code: 0,
     };
 
+    /// Stands for bytes that are no entry where there must be one.
+    pub const DAMAGED: Self = Self {
+        physical_offset: 0,
+        size: 0,
+        tags_code: 0,
+    };
+
     /// The entry's bytes. Offset and size must fit Java's signed numbers.
     pub fn encode(self) -> [u8; ENTRY_SIZE] {
         assert!(

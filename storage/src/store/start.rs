@@ -21,6 +21,7 @@ use crate::opening::Recovered;
 use crate::preparer::Removals;
 use crate::queue_table::{QueueTable, RememberedQueues};
 use crate::reader::ReadShared;
+use crate::reader::mending::Mending;
 use crate::tail::{TailReader, TailReaders};
 use crate::watermarks::Watermarks;
 use crate::writer::thread::{Connections, LogStart, launch};
@@ -195,6 +196,9 @@ impl Parts {
             index: Arc::clone(&self.index),
             loaded_end: self.watermarks.acknowledged(),
             damaged_reads: AtomicU64::new(0),
+            table: Arc::clone(&self.table),
+            delay_levels_ms: self.config.delay_levels_ms.clone(),
+            mending: Mending::default(),
         });
         Store {
             config: self.config,

@@ -128,31 +128,6 @@ fn damaged_queue_entries_are_made_again() {
 }
 
 #[test]
-fn a_hole_in_a_queue_costs_only_its_own_messages() {
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let config = closed(dir.path());
-    let file = dir
-        .path()
-        .join("consumequeue/Orders/1/00000000000000002000");
-    let file = OpenOptions::new().write(true).open(file).expect("open");
-    file.write_all_at(&[0; 100], 1000).expect("write");
-    drop(file);
-    let opened = open(&config).expect("open");
-    let queue = opened.store.queue("Orders", 1).expect("queue");
-    let mut reader = opened.store.reader().expect("reader");
-    let (messages, _) = read_all(&mut reader, &queue);
-    let offsets: Vec<i64> = messages
-        .iter()
-        .map(|message| message.queue_offset)
-        .collect();
-    let expected: Vec<i64> = (0..225)
-        .filter(|offset| !(150..155).contains(offset))
-        .collect();
-    assert_eq!(offsets, expected);
-    opened.store.close().expect("close");
-}
-
-#[test]
 fn bogus_entries_behind_a_queues_end_do_not_come_to_life() {
     for make in [closed, crashed] {
         let dir = tempfile::tempdir().expect("temporary directory");

@@ -5,11 +5,17 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use saturnmq_storage::config::{FlushMode, StoreConfig};
+use std::time::{Duration, Instant};
+
+use saturnmq_storage::config::{FlushMode, PullLimits, StoreConfig};
+use saturnmq_storage::error::ReadError;
+use saturnmq_storage::filter::TagFilter;
+use saturnmq_storage::format::record::Record;
+use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::store::Opened;
 
 use crate::support::{
-    Sender, check_filled, check_key, fill, open, read_all, small_config, wait_dispatched,
+    Sender, body_of, check_filled, check_key, fill, open, read_all, small_config, wait_dispatched,
 };
 
 /// Messages of the stores below.
@@ -312,4 +318,108 @@ fn a_damaged_header_costs_its_record_and_moves_no_other() {
             opened.store.close().expect("close");
         }
     }
+}
+
+/// Everything a queue holds, read as a client does that comes again after an error; by queue
+/// offset, the bodies.
+fn read_patiently(opened: &Opened, queue: &Queue) -> BTreeMap<i64, Vec<u8>> {
+    let mut reader = opened.store.reader().expect("reader");
+    let limits = PullLimits::default();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut found = BTreeMap::new();
+    let (mut offset, mut out) = (queue.min_offset(), Vec::new());
+    while offset < queue.max_offset() {
+        assert!(Instant::now() < deadline, "stands at {offset}");
+        out.clear();
+        let pulled = match reader.pull_cold(queue, offset, 32, &TagFilter::All, &limits, &mut out) {
+            Ok(pulled) => pulled,
+            Err(ReadError::Mending { .. }) => {
+                std::thread::yield_now();
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        assert!(pulled.next_begin > offset);
+        offset = pulled.next_begin;
+        let mut rest = &out[..];
+        while !rest.is_empty() {
+            let record = Record::decode(rest).expect("record");
+            record.check_body().expect("body");
+            found.insert(record.queue_offset(), record.body().to_vec());
+            rest = &rest[record.size() as usize..];
+        }
+    }
+    found
+}
+
+#[test]
+fn a_wrong_entry_met_by_a_reader_is_mended_and_hides_no_message() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let (config, expected) = closed_with_files(dir.path());
+    // In the first file of each queue, so that the start sees nothing: every field, a stretch of
+    // zeros, the entry of another queue.
+    let path = |queue: u32| {
+        dir.path()
+            .join(format!("consumequeue/Orders/{queue}/{:020}", 0))
+    };
+    let other = std::fs::read(path(3)).expect("read");
+    for queue in 0..3u32 {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path(queue))
+            .expect("open");
+        for (entry, at) in [(10u64, 7u64), (11, 3), (30, 11), (31, 8), (50, 19), (99, 6)] {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, entry * 20 + at)
+                .expect("read");
+            file.write_all_at(&[byte[0] ^ 0x21], entry * 20 + at)
+                .expect("write");
+        }
+        file.write_all_at(&[0; 300], 1200).expect("write");
+        file.write_all_at(&other[1600..1660], 1600).expect("write");
+    }
+    let opened = open(&config).expect("open");
+    assert_eq!(
+        opened.report.scanned_bytes, 0,
+        "the start sees nothing of it"
+    );
+    for queue_id in 0..4 {
+        let queue = opened.store.queue("Orders", queue_id).expect("queue");
+        let found = read_patiently(&opened, &queue);
+        let numbers = (0..900).filter(|number| number % 4 == queue_id as u32);
+        let bodies = numbers.map(|number| body_of("Orders", number).into_bytes());
+        assert_eq!(found, (0..).zip(bodies).collect(), "queue {queue_id}");
+    }
+    assert!(
+        opened.store.mended_entries() >= 60,
+        "{}",
+        opened.store.mended_entries()
+    );
+    opened.store.close().expect("close");
+    assert!(
+        derived(dir.path()) == expected,
+        "the files are what they were"
+    );
+}
+
+#[test]
+fn a_record_whose_header_is_damaged_is_stepped_over_and_told() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let (config, places) = crashed(dir.path(), FlushMode::Sync);
+    open(&config).expect("open").store.close().expect("close");
+    // The magic number, the queue offset and the queue id of three records of an old file.
+    for (number, at) in [(10usize, 4u64), (20, 26), (30, 15)] {
+        flip(&config, places[number] + at);
+    }
+    let opened = open(&config).expect("open");
+    let queue = opened.store.queue("Large", 0).expect("queue");
+    let found = read_patiently(&opened, &queue);
+    let expected: BTreeMap<i64, Vec<u8>> = (0..100)
+        .filter(|offset| ![5, 10, 15].contains(offset))
+        .map(|offset| (offset, body(offset as u32 * 2)))
+        .collect();
+    assert_eq!(found, expected);
+    assert_eq!(opened.store.damaged_reads(), 3);
+    opened.store.close().expect("close");
 }

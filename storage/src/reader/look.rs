@@ -1,0 +1,275 @@
+//! What one queue entry does to a pull, and what bytes must be to be a record that is served.
+
+use std::sync::atomic::Ordering;
+
+use super::mending::{Hope, ask, belongs};
+use super::{EntryStep, PullRequest, PullState, PullStatus, Pulled, StoreReader};
+use crate::dispatch::{SCHEDULE_TOPIC, entry_tags_code};
+use crate::error::ReadError;
+use crate::format::consume_entry::ConsumeEntry;
+use crate::format::record::{Record, RecordError, SIZE_HEAD, can_have_size};
+use crate::log_window::{LOOK_BYTES, SCAN_BYTES};
+use crate::queue_table::Queue;
+
+impl StoreReader {
+    /// One entry: out of room, filtered out, gone, or appended.
+    pub(super) fn look_at(
+        &mut self,
+        request: &PullRequest<'_>,
+        state: &mut PullState,
+        (at, entry): (i64, ConsumeEntry),
+        ahead: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<EntryStep, ReadError> {
+        let pulled = &mut state.pulled;
+        let log_end = self.shared.watermarks.acknowledged();
+        let behind = log_end.saturating_sub(entry.physical_offset);
+        let in_memory = behind <= request.limits.memory_distance;
+        if pulled.count > 0 && is_full(request, pulled, entry.size as usize, in_memory) {
+            return Ok(EntryStep::Full);
+        }
+        pulled.far_behind = !in_memory;
+        if entry == ConsumeEntry::DAMAGED {
+            return self.wrong_entry(request, pulled, at);
+        }
+        if !request.filter.matches_code(entry.tags_code) {
+            return Ok(EntryStep::Next);
+        }
+        if entry.is_pre_blank() || self.is_removed(request.queue, at, entry)? {
+            note_removed(pulled);
+            return Ok(EntryStep::Next);
+        }
+        let before = out.len();
+        let (offset, size) = (entry.physical_offset, entry.size as usize);
+        let found = if self.tail.copy(offset, size, out) {
+            check_copied(&out[before..], offset, offset < self.shared.loaded_end)
+        } else if request.cold {
+            self.read_cold(offset, size, ahead, out)?
+        } else if pulled.count > 0 {
+            return Ok(EntryStep::Full);
+        } else {
+            return Ok(EntryStep::Cold);
+        };
+        let problem = match found {
+            Found::Whole => None,
+            Found::Damaged(problem) => Some(problem),
+            Found::Missing => Some(RecordError::TooShort { available: 0 }),
+        };
+        if let Some(problem) = problem {
+            out.truncate(before);
+            if !is_body_damage(&problem) {
+                return self.wrong_entry(request, pulled, at);
+            }
+            pulled.damaged += 1;
+            note_removed(pulled);
+            self.report_damage(offset, &problem);
+            return Ok(EntryStep::Next);
+        }
+        let Ok(record) = Record::decode(&out[before..]) else {
+            out.truncate(before);
+            return self.wrong_entry(request, pulled, at);
+        };
+        if !is_entry_of(&record, entry, request, at) {
+            out.truncate(before);
+            return self.wrong_entry(request, pulled, at);
+        }
+        if request.filter.needs_record() && !request.filter.matches_record(&record) {
+            out.truncate(before);
+            return Ok(EntryStep::Next);
+        }
+        pulled.count += 1;
+        pulled.bytes += size;
+        pulled.status = PullStatus::Found;
+        Ok(EntryStep::Next)
+    }
+
+    /// Whether the record of the entry at `at` was deleted with its log file. An entry that says so
+    /// alone, among others whose records are there, is wrong.
+    fn is_removed(&self, queue: &Queue, at: i64, entry: ConsumeEntry) -> Result<bool, ReadError> {
+        let log_min = self.shared.min_log_offset.load(Ordering::SeqCst);
+        if entry.physical_offset >= log_min {
+            return Ok(false);
+        }
+        if at < queue.min_offset() {
+            return Ok(true);
+        }
+        for neighbour in [at - 1, at + 1] {
+            let entry = queue.entry(neighbour)?;
+            if entry.is_some_and(|entry| entry.physical_offset < log_min) {
+                return Ok(true);
+            }
+        }
+        Ok(queue.min_offset() > at)
+    }
+
+    /// The entry at `at` is wrong: the pull ends before it until it is mended, or steps over it if
+    /// the log has no record for it.
+    fn wrong_entry(
+        &self,
+        request: &PullRequest<'_>,
+        pulled: &mut Pulled,
+        at: i64,
+    ) -> Result<EntryStep, ReadError> {
+        if pulled.count > 0 {
+            return Ok(EntryStep::Full);
+        }
+        if !request.cold {
+            return Ok(EntryStep::Cold);
+        }
+        self.tell_wrong(request.queue, at)?;
+        pulled.damaged += 1;
+        note_removed(pulled);
+        Ok(EntryStep::Next)
+    }
+
+    /// Has a wrong entry made again: an error, unless the log is known to have no record for it.
+    fn tell_wrong(&self, queue: &Queue, at: i64) -> Result<(), ReadError> {
+        match ask(&self.shared, queue, at) {
+            Hope::Mending => Err(ReadError::Mending {
+                topic: queue.topic.to_string(),
+                queue_id: queue.queue_id,
+                offset: at,
+            }),
+            Hope::None => {
+                self.shared.damaged_reads.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    /// Appends the record at a queue offset to `out`. False if there is none and will be none: it
+    /// expired, or the log has lost it. May wait for the disk.
+    pub fn queued_record(
+        &mut self,
+        queue: &Queue,
+        at: i64,
+        out: &mut Vec<u8>,
+    ) -> Result<bool, ReadError> {
+        let before = out.len();
+        let mut entries = Vec::with_capacity(1);
+        queue.entries(at, 1, &mut entries)?;
+        let Some(entry) = entries.first().filter(|entry| !entry.is_pre_blank()) else {
+            return Ok(false);
+        };
+        let place = entry.physical_offset;
+        if *entry != ConsumeEntry::DAMAGED && self.is_removed(queue, at, *entry)? {
+            return Ok(false);
+        }
+        let sound = *entry != ConsumeEntry::DAMAGED
+            && self.record(place, out)?
+            && Record::decode(&out[before..])
+                .is_ok_and(|record| belongs(&record, place, queue, at));
+        if !sound {
+            out.truncate(before);
+            self.tell_wrong(queue, at)?;
+        }
+        Ok(sound)
+    }
+
+    /// Appends the record's bytes from its file, checked.
+    pub(super) fn read_cold(
+        &mut self,
+        offset: u64,
+        size: usize,
+        ahead: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<Found, ReadError> {
+        let limits = self.window_limits();
+        if size > SCAN_BYTES {
+            // Much memory is asked for only where the record itself says so.
+            let Some(head) = self.window.bytes(offset, SIZE_HEAD, limits, LOOK_BYTES)? else {
+                return Ok(Found::Missing);
+            };
+            let recorded = head.first_chunk().copied().map_or(0, i32::from_be_bytes);
+            if usize::try_from(recorded) != Ok(size) || !can_have_size(head, size) {
+                return Ok(Found::Damaged(RecordError::Size {
+                    size: recorded,
+                    available: size,
+                }));
+            }
+        }
+        let Some(bytes) = self.window.bytes(offset, size, limits, ahead)? else {
+            return Ok(Found::Missing);
+        };
+        let found = check_copied(bytes, offset, true);
+        if matches!(found, Found::Whole) {
+            out.extend_from_slice(bytes);
+        }
+        Ok(found)
+    }
+
+    pub(super) fn report_damage(&self, offset: u64, problem: &RecordError) {
+        self.shared.damaged_reads.fetch_add(1, Ordering::Relaxed);
+        let file = self.window.path_of(offset);
+        tracing::error!(offset, file = %file.display(), %problem, "damaged record is not served");
+    }
+}
+
+/// Whether an entry says of a record what the record says of itself. The tags are compared where the
+/// disk was read anyway.
+fn is_entry_of(
+    record: &Record<'_>,
+    entry: ConsumeEntry,
+    request: &PullRequest<'_>,
+    at: i64,
+) -> bool {
+    if !belongs(record, entry.physical_offset, request.queue, at) {
+        return false;
+    }
+    // The delays may have changed since, and addresses of extension units are no hashes.
+    let is_hash = entry.tags_code >= i64::from(i32::MIN) && record.topic() != SCHEDULE_TOPIC;
+    !request.cold || !is_hash || entry.tags_code == entry_tags_code(record, &[])
+}
+
+/// What a record's bytes turned out to be.
+pub(super) enum Found {
+    Whole,
+    Missing,
+    Damaged(RecordError),
+}
+
+/// Whether a pull with messages in it has no room for another of `size` bytes.
+fn is_full(request: &PullRequest<'_>, pulled: &Pulled, size: usize, in_memory: bool) -> bool {
+    let limits = request.limits;
+    let (bytes, count) = if in_memory {
+        (limits.max_bytes_in_memory, limits.max_count_in_memory)
+    } else {
+        (limits.max_bytes_on_disk, limits.max_count_on_disk)
+    };
+    let total = pulled.bytes.saturating_add(size);
+    i64::from(pulled.count) + 1 > i64::from(request.max_count)
+        || total > limits.max_bytes
+        || total > bytes
+        || pulled.count >= count
+}
+
+/// An entry without a readable record shows only while nothing was found.
+fn note_removed(pulled: &mut Pulled) {
+    if pulled.count == 0 {
+        pulled.status = PullStatus::MessageWasRemoving;
+    }
+}
+
+/// Whether bytes are the whole record of this place; `with_body` compares the body's checksum too.
+pub(super) fn check_copied(bytes: &[u8], offset: u64, with_body: bool) -> Found {
+    let checked = Record::decode(bytes).and_then(|record| {
+        record.check_place(offset)?;
+        if record.size() as usize != bytes.len() {
+            let (sum, size) = (record.size() as usize, bytes.len());
+            return Err(RecordError::Sum { sum, size });
+        }
+        if with_body {
+            record.check_body()?;
+            record.check_record_crc()?;
+        }
+        Ok(())
+    });
+    checked.map_or_else(Found::Damaged, |()| Found::Whole)
+}
+
+pub(super) fn is_body_damage(problem: &RecordError) -> bool {
+    matches!(
+        problem,
+        RecordError::BodyCrc { .. } | RecordError::RecordCrc { .. }
+    )
+}

@@ -1,0 +1,243 @@
+//! Queue entries that turned out to be wrong when they were read are made again from the log, in
+//! the background (docs/durability.md, "Damage").
+//!
+//! An entry is wrong when no record stands where it points, or one of another place in the queues.
+//! What it should be is between the records of its neighbours. Until it is mended nobody is told
+//! that there is nothing: readers get an error and come again.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use super::ReadShared;
+use crate::error::{FileError, OpenError};
+use crate::format::record::Record;
+use crate::log_window::{LogWindow, WindowLimits};
+use crate::queue_table::Queue;
+use crate::rebuild::for_each_entry;
+use crate::recovery::{Proof, ScanRange, record_bytes, scan};
+
+/// Entries that wait at most; more are asked for again when they are read again.
+const WANTED_MAX: usize = 1024;
+/// Places without a record that are remembered.
+const HOPELESS_MAX: usize = 100_000;
+
+/// What there is to expect of a wrong entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hope {
+    /// It is being made again.
+    Mending,
+    /// The log has no record for it.
+    None,
+}
+
+/// Wrong entries, and the thread that mends them while there are any.
+#[derive(Debug, Default)]
+pub(crate) struct Mending {
+    state: Mutex<State>,
+    stop: AtomicBool,
+    mended: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Queues by slot, and queue offsets.
+    wanted: VecDeque<(u32, i64)>,
+    hopeless: HashSet<(u32, i64)>,
+    running: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Mending {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Lists of numbers: whole whatever became of who held them.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Entries that were mended.
+    pub(crate) fn mended(&self) -> u64 {
+        self.mended.load(Ordering::Relaxed)
+    }
+
+    /// Ends the thread: before the store lets go of its files.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        let thread = self.lock().thread.take();
+        if let Some(thread) = thread {
+            // It holds nothing that a panic could leave undone.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Says that the entry at `offset` of a queue is wrong.
+pub(crate) fn ask(shared: &Arc<ReadShared>, queue: &Queue, offset: i64) -> Hope {
+    let mending = &shared.mending;
+    let mut state = mending.lock();
+    let wrong = (queue.slot, offset);
+    if state.hopeless.contains(&wrong) {
+        return Hope::None;
+    }
+    if mending.stop.load(Ordering::SeqCst) || state.wanted.contains(&wrong) {
+        return Hope::Mending;
+    }
+    if state.wanted.len() < WANTED_MAX {
+        tracing::error!(topic = %queue.topic, queue_id = queue.queue_id, offset,
+            "a queue entry is wrong; it is made again from the log");
+        state.wanted.push_back(wrong);
+    }
+    if !state.running {
+        let for_thread = Arc::clone(shared);
+        let thread = std::thread::Builder::new().name("mending".into());
+        match thread.spawn(move || run(&for_thread)) {
+            Ok(thread) => {
+                state.running = true;
+                state.thread = Some(thread);
+            }
+            Err(error) => tracing::error!(%error, "cannot start the mending thread"),
+        }
+    }
+    Hope::Mending
+}
+
+fn run(shared: &ReadShared) {
+    let mut window = LogWindow::new(&shared.directory, shared.file_size);
+    loop {
+        let next = {
+            let mut state = shared.mending.lock();
+            let next = state.wanted.front().copied();
+            state.running = next.is_some() && !shared.mending.stop.load(Ordering::SeqCst);
+            if !state.running {
+                return;
+            }
+            next
+        };
+        let Some((slot, offset)) = next else { return };
+        let hopeless = match shared.table.by_slot(slot) {
+            Some(queue) => !mend(shared, &mut window, &queue, offset),
+            None => true,
+        };
+        let mut state = shared.mending.lock();
+        state.wanted.pop_front();
+        if hopeless {
+            if state.hopeless.len() >= HOPELESS_MAX {
+                state.hopeless.clear();
+            }
+            state.hopeless.insert((slot, offset));
+        }
+    }
+}
+
+/// Mends the entry at `offset` and its wrong neighbours; false if the log has no record for it.
+fn mend(shared: &ReadShared, window: &mut LogWindow, queue: &Queue, offset: i64) -> bool {
+    window.forget();
+    let dispatched = shared.watermarks.dispatched();
+    let log_min = shared.min_log_offset.load(Ordering::SeqCst);
+    let limits = WindowLimits {
+        end: dispatched,
+        active_base: window.base_of(shared.watermarks.written()),
+    };
+    let (min, max) = (queue.min_offset(), queue.max_offset());
+    let mut sound = |at: i64| sound_place(window, limits, queue, at);
+    let below = steps(offset, -1, min, max).find_map(|at| Some((at, sound(at)?.1)));
+    let above = steps(offset, 1, min, max).find_map(|at| Some((at, sound(at)?.0)));
+    let (first, from) = below.map_or((min, log_min), |(at, end)| (at + 1, end.max(log_min)));
+    let (end, to) = above.unwrap_or((max, dispatched));
+    let mut found = false;
+    let mended = shared.mending.mended.load(Ordering::Relaxed);
+    let bases: Vec<u64> = (window.base_of(from)..to)
+        .step_by(shared.file_size as usize)
+        .collect();
+    let range = ScanRange {
+        bases: &bases,
+        file_size: shared.file_size,
+        from,
+        to,
+        strict_from: u64::MAX,
+        proof: Proof::NONE,
+        in_flight_from: u64::MAX,
+        check_crc: false,
+        limits,
+    };
+    let walked = scan(window, &range, &mut |scanned| {
+        if shared.mending.stop.load(Ordering::SeqCst) {
+            return Err(OpenError::Recovery("the store is being closed".into()));
+        }
+        let delays = &shared.delay_levels_ms;
+        for_each_entry(&scanned.record, scanned.offset, delays, &mut |placed| {
+            let here = placed.queue_id == queue.queue_id && placed.topic == &*queue.topic;
+            if here && (first..end).contains(&placed.queue_offset) {
+                found |= placed.queue_offset == offset;
+                let changed = queue.replace(placed.queue_offset, placed.entry)?;
+                let changed = u64::from(changed);
+                shared.mending.mended.fetch_add(changed, Ordering::Relaxed);
+            }
+            Ok::<(), OpenError>(())
+        })
+    });
+    let mended = shared.mending.mended.load(Ordering::Relaxed) - mended;
+    let queue_id = queue.queue_id;
+    match walked {
+        Ok(_) => {
+            tracing::warn!(topic = %queue.topic, queue_id, offset, mended, found,
+                "queue entries were made again from the log");
+            found
+        }
+        // Asked for again when it is read again.
+        Err(error) => {
+            tracing::error!(topic = %queue.topic, queue_id, offset, %error,
+                "a queue entry cannot be made again now");
+            true
+        }
+    }
+}
+
+/// Offsets at growing distances from `offset`, in one direction, within the queue.
+fn steps(offset: i64, direction: i64, min: i64, max: i64) -> impl Iterator<Item = i64> {
+    let distances = std::iter::successors(Some(1i64), |distance| distance.checked_mul(2));
+    distances
+        .map(move |distance| offset.saturating_add(direction.saturating_mul(distance)))
+        .take_while(move |at| (min..max).contains(at))
+}
+
+/// Where the record of a queue offset begins and ends, if its entry is right.
+fn sound_place(
+    window: &mut LogWindow,
+    limits: WindowLimits,
+    queue: &Queue,
+    offset: i64,
+) -> Option<(u64, u64)> {
+    let entry = queue.entry(offset).ok().flatten()?;
+    let place = entry.physical_offset;
+    if entry.end() > limits.end {
+        return None;
+    }
+    let file_end = window.base_of(place).checked_add(window.file_size())?;
+    let bytes: Result<&[u8], FileError> = record_bytes(window, limits, place, file_end);
+    let record = Record::decode(bytes.ok()?).ok()?;
+    let sound = record.check_place(place).is_ok()
+        && record.size() == entry.size
+        && belongs(&record, place, queue, offset);
+    sound.then_some((place, entry.end()))
+}
+
+/// Whether the record at log offset `place` belongs to this offset of this queue.
+pub(crate) fn belongs(record: &Record<'_>, place: u64, queue: &Queue, offset: i64) -> bool {
+    let own = record.queue_offset() == offset
+        && record.queue_id() == queue.queue_id
+        && record.topic() == &*queue.topic;
+    own || in_light_queue(record, place, queue, offset)
+}
+
+#[cold]
+fn in_light_queue(record: &Record<'_>, place: u64, queue: &Queue, offset: i64) -> bool {
+    let mut found = false;
+    let walked: Result<(), ()> = for_each_entry(record, place, &[], &mut |placed| {
+        found |= placed.queue_offset == offset
+            && placed.queue_id == queue.queue_id
+            && placed.topic == &*queue.topic;
+        Ok(())
+    });
+    walked.is_ok() && found
+}
