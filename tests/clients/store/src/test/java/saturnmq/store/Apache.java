@@ -8,17 +8,25 @@ import java.util.Properties;
 import java.util.concurrent.ThreadLocalRandom;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.MQVersion;
 import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.common.namesrv.NamesrvConfig;
 import org.apache.rocketmq.namesrv.NamesrvController;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 import org.apache.rocketmq.store.MessageStore;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /** Apache's broker and name server of the release under test, in this process. */
 final class Apache implements Server {
     static final String RELEASE = System.getProperty("rocketmq.version");
+
+    static {
+        // As Apache's start-up class does: name servers take no topics from a broker without it.
+        System.setProperty(RemotingCommand.REMOTING_VERSION_KEY,
+            Integer.toString(MQVersion.CURRENT_VERSION));
+    }
 
     private final NamesrvController names;
     private final BrokerController broker;
@@ -49,7 +57,12 @@ final class Apache implements Server {
         }
         BrokerController broker =
             new BrokerController(brokerConfig, serverConfig, clientConfig, storeConfig);
-        if (!broker.initialize()) {
+        boolean opened;
+        // 5.x fills a table of the whole process here, and two at once disturb each other.
+        synchronized (Apache.class) {
+            opened = broker.initialize();
+        }
+        if (!opened) {
             broker.shutdown();
             names.shutdown();
             throw new AssertionError("Apache " + RELEASE + " refuses " + store);
@@ -76,6 +89,8 @@ final class Apache implements Server {
         settings.setProperty("storePathRootDir", store.toString());
         settings.setProperty("storePathCommitLog", store.resolve("commitlog").toString());
         settings.setProperty("haListenPort", "0");
+        // 5.x: 38 MB of memory for each broker.
+        settings.setProperty("timerWheelEnable", "false");
         for (String setting : more) {
             String[] pair = setting.split("=", 2);
             settings.setProperty(pair[0], pair[1]);
@@ -98,7 +113,7 @@ final class Apache implements Server {
     }
 
     /** A port below those that connections get, free together with the one two below it. */
-    private static synchronized int freePort() throws Exception {
+    static synchronized int freePort() throws Exception {
         while (true) {
             int port = ThreadLocalRandom.current().nextInt(26_002, 27_000);
             try (ServerSocket one = new ServerSocket(port, 1, InetAddress.getByName("0.0.0.0"));

@@ -93,6 +93,7 @@ class BothWaysTest {
             end.contains(back);
             sent.check(end);
         }
+        Saturn.verify(store);
     }
 
     /** Keys, and times as far as they do not hang on when a file was last changed. */
@@ -226,24 +227,24 @@ class BothWaysTest {
         }
         try (Apache apache = Apache.start(store)) {
             try (Wire wire = new Wire(apache)) {
-                Await.until("delivery by Apache", () -> count(wire) == 3);
+                Await.until("delivery by Apache", () -> count(wire, Load.DELAYED) == 3);
             }
             new Load(apache, sent).dueSoon("apache", 2);
             assertEquals(3, delivered(Snapshot.of(apache)));
         }
         try (Saturn saturn = Saturn.start(store); Wire wire = new Wire(saturn)) {
-            Await.until("delivery by SaturnMQ", () -> count(wire) == 5);
+            Await.until("delivery by SaturnMQ", () -> count(wire, Load.DELAYED) == 5);
             // What comes later shows that nothing came twice.
             new Load(saturn, sent).dueSoon("saturnmq again", 1);
-            Await.until("delivery by SaturnMQ", () -> count(wire) >= 6);
+            Await.until("delivery by SaturnMQ", () -> count(wire, Load.DELAYED) >= 6);
             assertEquals(6, delivered(Snapshot.of(saturn)));
         }
     }
 
-    private static long count(Wire wire) throws Exception {
+    private static long count(Wire wire, String topic) throws Exception {
         long count = 0;
         for (int queue = 0; queue < 4; queue++) {
-            count += wire.number(Wire.MAX_OFFSET, Load.DELAYED, queue);
+            count += wire.number(Wire.MAX_OFFSET, topic, queue);
         }
         return count;
     }
@@ -251,6 +252,31 @@ class BothWaysTest {
     private static long delivered(Snapshot snapshot) {
         return snapshot.messages.keySet().stream()
             .filter(name -> name.startsWith(Load.DELAYED + "/")).count();
+    }
+
+    @Test
+    void openTransactionsAreEndedOnceByTheOther() throws Exception {
+        Path store = work.resolve("transactions");
+        String[] soon = {"transactionTimeOut=500", "transactionCheckInterval=500",
+            "transactionCheckMax=1000"};
+        try (Saturn saturn = Saturn.start(store); Wire wire = new Wire(saturn)) {
+            new Load(saturn, new Ledger()).transactions("saturnmq", 2);
+            Await.until("the ended one", () -> count(wire, Load.TRANSACTIONS) == 1);
+        }
+        try (Apache apache = Apache.start(store, soon); Wire wire = new Wire(apache)) {
+            Load load = new Load(apache, new Ledger());
+            load.answer(() -> count(wire, Load.TRANSACTIONS) == 3);
+            load.transactions("apache", 3);
+            Await.until("the ended one", () -> count(wire, Load.TRANSACTIONS) == 4);
+        }
+        try (Saturn saturn = Saturn.start(store, soon); Wire wire = new Wire(saturn)) {
+            Load load = new Load(saturn, new Ledger());
+            load.answer(() -> count(wire, Load.TRANSACTIONS) >= 7);
+            // What comes later shows that nothing came twice.
+            load.transactions("saturnmq again", 1);
+            load.answer(() -> count(wire, Load.TRANSACTIONS) >= 9);
+            assertEquals(9, count(wire, Load.TRANSACTIONS));
+        }
     }
 
     @Test

@@ -7,6 +7,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
 import java.util.Set;
+import java.util.concurrent.Callable;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.ClientConfig;
@@ -14,6 +15,9 @@ import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -22,6 +26,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 final class Load {
     static final String DELAYED = "Delayed";
     static final String WORKERS = "workers";
+    static final String TRANSACTIONS = "Transactions";
     static final String PLAIN = "Plain";
     private static final String FAILING = "Failing";
     private static final String[] TAGS = {"TagA", "TagB", "标签A", "Tag😀", null};
@@ -58,9 +63,10 @@ final class Load {
         try {
             plain(producer, round, 130);
             batches(producer, round);
-            large(producer, round);
+            large(producer, round, 60);
             delayed(producer, round, 3, 5);
             failing(producer, round);
+            transactions(round, 2);
             resume(WORKERS);
         } finally {
             producer.shutdown();
@@ -74,6 +80,66 @@ final class Load {
             plain(producer, round, 40);
             batches(producer, round);
             delayed(producer, round, 3, 1);
+        } finally {
+            producer.shutdown();
+        }
+    }
+
+    /** One message, under a key, as compacted topics need it. */
+    void one(String topic) throws Exception {
+        DefaultMQProducer producer = producer();
+        try {
+            send(producer, new Message(topic, "TagA", "only", new byte[] {1}));
+        } finally {
+            producer.shutdown();
+        }
+    }
+
+    /** Leaves {@code pending} transactions open and ends one, which is visible at once. */
+    void transactions(String round, int pending) throws Exception {
+        TransactionMQProducer producer = transactional(LocalTransactionState.UNKNOW);
+        for (int i = 0; i < pending; i++) {
+            producer.sendMessageInTransaction(new Message(TRANSACTIONS, "TagA",
+                "pending-" + round + "-" + i, new byte[] {1}), LocalTransactionState.UNKNOW);
+        }
+        producer.sendMessageInTransaction(new Message(TRANSACTIONS, "TagA", "ended-" + round,
+            new byte[] {2}), LocalTransactionState.COMMIT_MESSAGE);
+        producer.shutdown();
+    }
+
+    /** Answers the broker's questions until {@code done} holds. */
+    void answer(Callable<Boolean> done) throws Exception {
+        TransactionMQProducer producer = transactional(LocalTransactionState.COMMIT_MESSAGE);
+        // Brokers ask only producers that they know, and a producer tells only brokers it sent to.
+        producer.sendMessageInTransaction(new Message(TRANSACTIONS, "TagA", "nothing",
+            new byte[] {3}), LocalTransactionState.ROLLBACK_MESSAGE);
+        Await.until("transactions that a check ended", done);
+        producer.shutdown();
+    }
+
+    private TransactionMQProducer transactional(LocalTransactionState asked) throws Exception {
+        TransactionMQProducer producer = configured(new TransactionMQProducer("transactions"));
+        producer.setSendMsgTimeout(10_000);
+        producer.setTransactionListener(new TransactionListener() {
+            @Override
+            public LocalTransactionState executeLocalTransaction(Message message, Object state) {
+                return (LocalTransactionState) state;
+            }
+
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                return asked;
+            }
+        });
+        producer.start();
+        return producer;
+    }
+
+    /** Enough for several log files. */
+    void large(int count) throws Exception {
+        DefaultMQProducer producer = producer();
+        try {
+            large(producer, "only", count);
         } finally {
             producer.shutdown();
         }
@@ -119,9 +185,9 @@ final class Load {
     }
 
     /** Bodies that the client compresses, some of which get no smaller. */
-    private void large(DefaultMQProducer producer, String round) throws Exception {
+    private void large(DefaultMQProducer producer, String round, int count) throws Exception {
         Random random = new Random(round.hashCode());
-        for (int i = 0; i < 60; i++) {
+        for (int i = 0; i < count; i++) {
             byte[] body = new byte[4_000 + random.nextInt(60_000)];
             if (i % 2 == 0) {
                 random.nextBytes(body);

@@ -46,9 +46,13 @@ final class Saturn implements Server {
     }
 
     private static ProcessBuilder command(Path store, String host, String... more) {
-        List<String> command = new ArrayList<>(List.of(System.getProperty("saturnmq"), "serve",
-            "--data-dir", store.toString(), "--listen", host + ":0", "--name-server-port", "0",
-            "--set", "httpPort=off"));
+        return configured(List.of("serve", "--data-dir", store.toString(), "--listen", host + ":0",
+            "--name-server-port", "0", "--set", "httpPort=off"), more);
+    }
+
+    private static ProcessBuilder configured(List<String> arguments, String... more) {
+        List<String> command = new ArrayList<>(List.of(System.getProperty("saturnmq")));
+        command.addAll(arguments);
         for (Map.Entry<String, String> setting : Settings.common().entrySet()) {
             command.add("--set");
             command.add(setting.getKey() + "=" + setting.getValue());
@@ -62,15 +66,24 @@ final class Saturn implements Server {
 
     /** What it says when it refuses to start. */
     static String refusal(Path store, String... more) throws Exception {
-        File said = File.createTempFile("refusal", ".log");
-        Process process = command(store, "127.0.0.1", more)
-            .redirectErrorStream(true).redirectOutput(said).start();
+        return said(command(store, "127.0.0.1", more), 1);
+    }
+
+    /** Fails unless every record, queue entry and index item of a closed store fits the others. */
+    static void verify(Path store) throws Exception {
+        said(configured(List.of("inspect", store.toString(), "--verify")), 0);
+    }
+
+    /** All that a program says that must end with this exit code. */
+    private static String said(ProcessBuilder builder, int code) throws Exception {
+        File file = File.createTempFile("said", ".log");
+        Process process = builder.redirectErrorStream(true).redirectOutput(file).start();
         boolean ended = process.waitFor(STOP_SECONDS, TimeUnit.SECONDS);
         process.destroyForcibly();
-        String text = Files.readString(said.toPath());
-        Files.delete(said.toPath());
-        if (!ended || process.exitValue() == 0) {
-            throw new AssertionError("it started: " + text);
+        String text = Files.readString(file.toPath());
+        Files.delete(file.toPath());
+        if (!ended || process.exitValue() != code) {
+            throw new AssertionError("not ended with " + code + ": " + text);
         }
         return text;
     }

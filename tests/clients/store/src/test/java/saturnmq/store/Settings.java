@@ -26,6 +26,8 @@ final class Settings {
         settings.put("maxMessageSize", Integer.toString(1 << 18));
         settings.put("messageDelayLevel", DELAY_LEVELS);
         settings.put("diskMaxUsedSpaceRatio", "95");
+        // Nobody asks for an open transaction while two servings of a store are compared.
+        settings.put("transactionTimeOut", "600000");
         return settings;
     }
 }

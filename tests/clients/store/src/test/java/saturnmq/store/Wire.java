@@ -22,6 +22,8 @@ final class Wire implements AutoCloseable {
     static final int CONSUMER_OFFSETS = 43;
     static final int DELAY_OFFSETS = 45;
     static final int GROUPS = 201;
+    static final int EXPORT_STATE = 355;
+    private static final int STATIC_TOPIC = 513;
     private static final long PATIENCE_MS = 20_000;
 
     private final NettyRemotingClient client = new NettyRemotingClient(new NettyClientConfig());
@@ -41,6 +43,25 @@ final class Wire implements AutoCloseable {
         }
         request.setExtFields((HashMap<String, String>) named);
         return client.invokeSync(address, request, PATIENCE_MS);
+    }
+
+    /** A topic of one queue whose place is fixed for the cluster; 5.x only. */
+    void makeStatic(String topic) throws Exception {
+        RemotingCommand request = RemotingCommand.createRequestCommand(STATIC_TOPIC, null);
+        Map<String, String> named = new HashMap<>(Map.of("topic", topic, "defaultTopic", "TBW102",
+            "readQueueNums", "1", "writeQueueNums", "1", "perm", "6", "topicFilterType",
+            "SINGLE_TAG", "topicSysFlag", "0", "order", "false"));
+        request.setExtFields((HashMap<String, String>) named);
+        String queue = "{\"gen\":0,\"queueId\":0,\"bname\":\"" + Settings.BROKER_NAME
+            + "\",\"logicOffset\":0,\"startOffset\":0,\"endOffset\":-1,\"timeOfStart\":-1,"
+            + "\"timeOfEnd\":-1}";
+        request.setBody(("{\"topic\":\"" + topic + "\",\"scope\":\"__global__\",\"totalQueues\":1,"
+            + "\"bname\":\"" + Settings.BROKER_NAME + "\",\"epoch\":1700000000000,\"dirty\":false,"
+            + "\"hostedQueues\":{\"0\":[" + queue + "]}}").getBytes(StandardCharsets.UTF_8));
+        RemotingCommand answer = client.invokeSync(address, request, PATIENCE_MS);
+        if (answer.getCode() != 0) {
+            throw new AssertionError("static topic: " + answer);
+        }
     }
 
     long number(int code, String topic, int queue) throws Exception {
