@@ -180,6 +180,13 @@ impl Unanswered {
         true
     }
 
+    /// The fault of that name.
+    #[cfg(test)]
+    pub fn dispatch_early(&mut self, tail: &TailWriter, dispatcher: &mut DispatchSender) {
+        let mut staged = self.waiting.iter_mut().filter(|one| one.refused.is_none());
+        staged.all(|waiting| dispatch(waiting, tail, dispatcher, &mut |_| true));
+    }
+
     /// Calls `wake` for every port answered since the last call.
     pub fn wake_answered(&mut self, wake: &mut dyn FnMut(usize)) {
         for (port, answered) in self.answered_ports.iter_mut().enumerate() {

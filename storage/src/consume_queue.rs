@@ -19,6 +19,7 @@ use crate::layout::{self, LayoutError};
 use crate::mapped_file::{MapBudget, MappedFile};
 use crate::mapping::{Advice, MappingError};
 use crate::medium::{self, sync_directory};
+use crate::seeded::{Fault, seeded};
 
 mod repair;
 
@@ -284,7 +285,9 @@ impl ConsumeQueue {
             return Ok(());
         }
         file.reserve(place, (behind - place) as usize)?;
-        clear_entry(file, place + ENTRY)?;
+        if !seeded(Fault::StaleEntries) {
+            clear_entry(file, place + ENTRY)?;
+        }
         file.write_at(place, entry)?;
         Ok(())
     }

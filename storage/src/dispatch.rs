@@ -173,6 +173,8 @@ pub(crate) struct DispatchState {
     pub(crate) misplaced: AtomicU64,
     /// The last record below the dispatched watermark.
     last: Mutex<LastRecord>,
+    /// Log offset of the last resume point.
+    pub(crate) resumed: AtomicU64,
 }
 
 /// A record, as a place up to which the log is known.
@@ -193,6 +195,7 @@ impl DispatchState {
             fault: ArcSwapOption::empty(),
             misplaced: AtomicU64::new(0),
             last: Mutex::new(last),
+            resumed: AtomicU64::new(last.end),
         }
     }
 

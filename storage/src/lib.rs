@@ -39,4 +39,9 @@ mod opening;
 mod preparer;
 mod rebuild;
 mod removal;
+mod seeded;
 mod writer;
+
+#[cfg(test)]
+#[path = "../tests/simulate/mod.rs"]
+mod simulate;

@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// A request, for whoever listens.
 #[derive(Clone, Copy, Debug)]
-#[allow(dead_code, reason = "only tests listen")]
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests listen"))]
 pub(crate) enum Request<'a> {
     /// Everything written to a file is to be durable.
     SyncFile(&'a File),

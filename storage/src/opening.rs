@@ -28,10 +28,12 @@ use crate::queue_table::QueueTable;
 use crate::rebuild::{KnownQueue, KnownQueues, Rebuild};
 use crate::recovery::{Proof, ScanEnd, ScanRange, scan};
 use crate::resume::ResumePoint;
+use crate::seeded::{Fault, seeded};
 use crate::store::OpenReport;
 
 use progress::Progress;
 
+mod cached_entries;
 mod cut;
 mod progress;
 mod spoiled;
@@ -210,6 +212,9 @@ impl Opening<'_> {
     }
 
     fn run(mut self, checkpoint: CheckpointFile) -> Result<Recovered, OpenError> {
+        if self.resume.is_none() {
+            cached_entries::settle(self.layout)?;
+        }
         let table = self.open_queues()?;
         let (index, index_complete) = self.open_index(&checkpoint)?;
         if !self.former.is_closed() {
@@ -293,7 +298,7 @@ impl Opening<'_> {
             _ => self.log_limit(),
         };
         for queue in table.all() {
-            if queue.log_end() > believed_to {
+            if queue.log_end() > believed_to && !seeded(Fault::KeepEntries) {
                 queue.truncate(believed_to)?;
             }
         }
@@ -320,6 +325,7 @@ impl Opening<'_> {
         let vouched = self.resume.as_ref().and_then(|point| point.index.as_ref());
         let complete = match &self.resume {
             Some(_) if self.former.is_closed() => index.mark().is_some() || vouched.is_none(),
+            Some(_) if seeded(Fault::KeepItems) => true,
             Some(_) => index.rewind(vouched)?,
             None if self.former.is_closed() => true,
             None => {
@@ -510,12 +516,13 @@ impl Opening<'_> {
         log_end: u64,
     ) -> Result<(), OpenError> {
         for queue in table.all() {
-            if queue.log_end() > log_end {
+            if queue.log_end() > log_end && !seeded(Fault::KeepEntries) {
                 queue.truncate(log_end)?;
             }
         }
         let indexed = index.mark().map_or(-1, |mark| mark.header.end_offset);
-        if u64::try_from(indexed).is_ok_and(|indexed| indexed >= log_end) {
+        let indexed = u64::try_from(indexed).is_ok_and(|indexed| indexed >= log_end);
+        if indexed && !seeded(Fault::KeepItems) {
             index.truncate(log_end)?;
         }
         Ok(())
@@ -531,7 +538,7 @@ impl Opening<'_> {
         for (topic, queues) in &self.known {
             for (queue_id, known) in queues {
                 let queue = table.get_or_create(topic, *queue_id);
-                if known.next > queue.next_offset() {
+                if known.next > queue.next_offset() && !seeded(Fault::OffsetsFromQueues) {
                     queue.set_next_offset(known.next);
                     floors.insert(queue.slot, known.next);
                 }

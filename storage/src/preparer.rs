@@ -269,6 +269,25 @@ impl Work {
         }
     }
 
+    /// One turn without resting, for whoever drives the preparer without its thread; with `retry`
+    /// after a failure the time to wait is over.
+    #[cfg(test)]
+    pub fn turn(&mut self, retry: bool) {
+        if retry {
+            self.retry_at = None;
+        }
+        match self.next_task() {
+            Task::End => {}
+            Task::Remove(path) => self.remove(&path),
+            // The time to wait is not this machine's.
+            Task::Prepare(..) if self.retry_at.is_some() => {}
+            Task::Prepare(wanted, urgent) => {
+                self.try_step(wanted, urgent);
+                self.free_piece();
+            }
+        }
+    }
+
     fn next_task(&self) -> Task {
         let mut state = self.shared.lock();
         // The log never waits for removals, unless they must make room for it.

@@ -385,9 +385,12 @@ impl QueueTable {
             .unwrap_or_default()
     }
 
-    /// All queues, in no order.
+    /// All queues, in the order in which this process came to know them: whatever is done to all
+    /// of them is repeatable.
     pub fn all(&self) -> Vec<Arc<Queue>> {
-        self.slots.pin().values().map(Arc::clone).collect()
+        let mut all: Vec<_> = self.slots.pin().values().map(Arc::clone).collect();
+        all.sort_unstable_by_key(|queue| queue.slot);
+        all
     }
 
     /// Removes a topic's queues with their files; the topic's empty directory goes too.

@@ -6,7 +6,7 @@
 //! that was deleted and made anew, or damage in the record's header, which has no checksum. So
 //! damage costs the record it hit and moves no other.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::dispatch::entry_tags_code;
@@ -31,7 +31,7 @@ const GAP_MAX: i64 = 1_000_000;
 const TOLD_MAX: u64 = 100;
 
 /// What a former run knew of its queues: the end of each, by topic and queue id.
-pub(crate) type KnownQueues = HashMap<String, HashMap<i32, KnownQueue>>;
+pub(crate) type KnownQueues = BTreeMap<String, BTreeMap<i32, KnownQueue>>;
 
 /// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -134,7 +134,7 @@ pub struct RoundInput<'a> {
     pub files: &'a [LogFileAge],
     /// Size of a log file, in bytes.
     pub file_size: u64,
-    /// Log offset up to which everything is dispatched.
+    /// Log offset up to which everything is dispatched, and a resume point made.
     pub dispatched: u64,
     /// Use of the partitions; `None` if the system could not tell.
     pub disk: Option<DiskUse>,

@@ -14,6 +14,7 @@ use crate::disk::ZERO_BYTES;
 use crate::disk::aligned::AlignedMemory;
 use crate::layout::file_name;
 use crate::medium::{self, sync_directory};
+use crate::seeded::{Fault, seeded};
 
 /// `FALLOC_FL_WRITE_ZEROES`: zeroes without transferring the zeros, where the device can (Linux
 /// 6.17).
@@ -155,6 +156,9 @@ impl Segments {
             medium::name(&path, || {
                 Ok(rustix::fs::linkat(CWD, descriptor, CWD, &path, follow)?)
             })?;
+        }
+        if seeded(Fault::UnsyncedName) {
+            return Ok(());
         }
         sync_directory(&self.dir)
     }

@@ -202,7 +202,7 @@ impl Store {
         self.table.by_slot(slot)
     }
 
-    /// All queues, in no order.
+    /// All queues, in the order in which this process came to know them.
     pub fn queues(&self) -> Vec<Arc<Queue>> {
         self.table.all()
     }
@@ -360,10 +360,13 @@ impl Store {
     fn round_input<'a>(&self, files: &'a [LogFileAge], now: SystemTime) -> RoundInput<'a> {
         let disk = DiskUse::of(self.layout.commit_log(), &self.layout.consume_queues());
         let local: chrono::DateTime<chrono::Local> = now.into();
+        // A resume point that named a record which is gone would be worth nothing, and with it the
+        // next offsets of queues whose records are all gone.
+        let resumed = self.dispatch.resumed.load(Ordering::SeqCst);
         RoundInput {
             files,
             file_size: self.config.commit_log_file_size,
-            dispatched: self.watermarks.dispatched(),
+            dispatched: self.watermarks.dispatched().min(resumed),
             disk: disk.ok(),
             freeing: self.removals.freeing(),
             now,

@@ -48,6 +48,29 @@ pub struct Faults {
     pub failed_syncs: u64,
 }
 
+/// Where a disk that misbehaves keeps its bytes: what a reader sees (live) and what a power cut
+/// leaves (durable).
+pub trait Medium {
+    /// What is written to.
+    type File;
+
+    /// Makes a file known; returns the number it has from now on.
+    fn open(&mut self, file: Self::File) -> io::Result<u64>;
+
+    /// A write that completed.
+    fn write(&mut self, file: u64, offset: u64, bytes: &[u8], durable: bool) -> io::Result<()>;
+
+    /// A part of a write that failed, or that was under way when the machine stopped, reached the
+    /// medium.
+    fn land(&mut self, file: u64, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// A sync that completed.
+    fn sync(&mut self, file: u64) -> io::Result<()>;
+
+    /// A sync failed: what it was to make durable may count as stored all the same.
+    fn lose(&mut self, file: u64) -> io::Result<()>;
+}
+
 /// A request under way.
 struct Pending {
     ticket: u64,
@@ -57,22 +80,35 @@ struct Pending {
 }
 
 /// See the module's description.
-pub struct FaultyDisk {
+pub struct FaultyDisk<M = Images> {
     tail: Arc<Tail>,
-    images: Images,
+    medium: M,
     attached: Attached,
     pending: Vec<Pending>,
     seed: Seed,
     faults: Faults,
 }
 
-impl FaultyDisk {
-    /// A disk writing from `tail` into `images`, misbehaving as `faults` and `seed` say.
-    pub fn new(tail: Arc<Tail>, images: Images, faults: Faults, seed: u64) -> FaultyDisk {
+impl FaultyDisk<Images> {
+    /// A power cut now: returns what the medium holds. Of writes under way, and of completed ones
+    /// that no sync covers, any sectors may have reached it.
+    pub fn crash(mut self) -> Images {
+        let unsynced = std::mem::take(&mut self.medium.lock().unsynced);
+        for (base, offset, bytes) in unsynced {
+            self.tear(base, offset as u64, &bytes);
+        }
+        self.stop();
+        self.medium.clone()
+    }
+}
+
+impl<M: Medium> FaultyDisk<M> {
+    /// A disk writing from `tail` onto `medium`, misbehaving as `faults` and `seed` say.
+    pub fn new(tail: Arc<Tail>, medium: M, faults: Faults, seed: u64) -> FaultyDisk<M> {
         let (attached, pending) = (Attached::default(), Vec::new());
         FaultyDisk {
             tail,
-            images,
+            medium,
             attached,
             pending,
             seed: Seed(seed),
@@ -80,39 +116,57 @@ impl FaultyDisk {
         }
     }
 
-    /// A power cut now: returns what the medium holds. Of writes under way, and of completed ones
-    /// that no sync covers, any sectors may have reached it.
-    pub fn crash(mut self) -> Images {
-        let mut contents = self.images.lock();
-        let contents = &mut *contents;
-        for (base, offset, bytes) in std::mem::take(&mut contents.unsynced) {
-            tear(&mut self.seed, &mut contents.durable, base, offset, &bytes);
-        }
-        for pending in &self.pending {
+    /// Changes how it misbehaves.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.faults = faults;
+    }
+
+    /// Requests under way.
+    pub fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// The machine, or the process, stops: of writes under way any sectors reach the medium.
+    pub fn stop(&mut self) {
+        for pending in std::mem::take(&mut self.pending) {
             if let Request::Write { file, offset, .. } = pending.request
-                && let Ok(base) = self.attached.base(file)
+                && let Ok(number) = self.attached.base(file)
             {
-                let durable = &mut contents.durable;
-                tear(
-                    &mut self.seed,
-                    durable,
-                    base,
-                    offset as usize,
-                    &pending.bytes,
-                );
+                self.tear(number, offset, &pending.bytes);
             }
         }
-        self.images.clone()
+    }
+
+    /// Lets some sectors of a write through: all, none, a first part, or any.
+    fn tear(&mut self, file: u64, offset: u64, bytes: &[u8]) {
+        let sectors = bytes.len().div_ceil(SECTOR) as u64;
+        let kind = self.seed.below(8);
+        let first = self.seed.below(sectors + 1);
+        for (index, sector) in bytes.chunks(SECTOR).enumerate() {
+            let lands = match kind {
+                0 => false,
+                1 => true,
+                2 => (index as u64) < first,
+                _ => self.seed.chance(1, 2),
+            };
+            if lands {
+                // A file that does not exist loses nothing.
+                let _ = self
+                    .medium
+                    .land(file, offset + (index * SECTOR) as u64, sector);
+            }
+        }
     }
 
     fn finish(&mut self, pending: &Pending) -> io::Result<usize> {
         match pending.request {
             Request::Sync { file } => {
+                let number = self.attached.base(file)?;
                 if self.seed.chance(self.faults.failed_syncs, 1000) {
+                    self.medium.lose(number)?;
                     return Err(io::Error::from_raw_os_error(libc::EIO));
                 }
-                let base = self.attached.base(file)?;
-                self.images.lock().sync(base).map(|()| 0)
+                self.medium.sync(number).map(|()| 0)
             }
             Request::Write {
                 file,
@@ -123,54 +177,57 @@ impl FaultyDisk {
             } => {
                 let unchanged = bytes_of(&self.tail, len, source) == pending.bytes;
                 assert!(unchanged, "bytes changed between submission and completion");
-                let base = self.attached.base(file)?;
+                let number = self.attached.base(file)?;
                 let failed = self.seed.chance(self.faults.failed_writes, 1000);
                 let short = self.seed.chance(self.faults.short_writes, 1000);
-                let mut contents = self.images.lock();
-                if failed || short {
-                    let durable = &mut contents.durable;
-                    tear(
-                        &mut self.seed,
-                        durable,
-                        base,
-                        offset as usize,
-                        &pending.bytes,
-                    );
-                    return if failed {
-                        Err(io::Error::from_raw_os_error(libc::EIO))
-                    } else {
-                        Ok(len / 2)
-                    };
+                if failed {
+                    self.tear(number, offset, &pending.bytes);
+                    return Err(io::Error::from_raw_os_error(libc::EIO));
                 }
-                contents.write(base, offset as usize, pending.bytes.clone(), durable)?;
+                if short {
+                    let sectors = self.seed.below((len / SECTOR) as u64) as usize;
+                    self.tear(number, offset, &pending.bytes);
+                    return Ok(sectors * SECTOR);
+                }
+                self.medium.write(number, offset, &pending.bytes, durable)?;
                 Ok(len)
             }
         }
     }
 }
 
-/// Lets some sectors of a write through.
-fn tear(
-    seed: &mut Seed,
-    files: &mut std::collections::BTreeMap<u64, Vec<u8>>,
-    base: u64,
-    offset: usize,
-    bytes: &[u8],
-) {
-    for (index, sector) in bytes.chunks(SECTOR).enumerate() {
-        if seed.chance(1, 2) {
-            // A file that does not exist loses nothing.
-            let _ = store(files, base, offset + index * SECTOR, sector);
-        }
-    }
-}
-
-impl Disk for FaultyDisk {
+impl Medium for Images {
     /// Log offset of the file's first byte.
     type File = u64;
 
-    fn attach(&mut self, file: u64) -> io::Result<FileSlot> {
-        self.attached.attach(file)
+    fn open(&mut self, file: u64) -> io::Result<u64> {
+        Ok(file)
+    }
+
+    fn write(&mut self, file: u64, offset: u64, bytes: &[u8], durable: bool) -> io::Result<()> {
+        self.lock()
+            .write(file, offset as usize, bytes.to_vec(), durable)
+    }
+
+    fn land(&mut self, file: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        store(&mut self.lock().durable, file, offset as usize, bytes)
+    }
+
+    fn sync(&mut self, file: u64) -> io::Result<()> {
+        self.lock().sync(file)
+    }
+
+    fn lose(&mut self, _file: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<M: Medium> Disk for FaultyDisk<M> {
+    type File = M::File;
+
+    fn attach(&mut self, file: M::File) -> io::Result<FileSlot> {
+        let number = self.medium.open(file)?;
+        self.attached.attach(number)
     }
 
     fn detach(&mut self, file: FileSlot) {

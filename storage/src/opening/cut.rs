@@ -11,6 +11,7 @@ use crate::former_run::FormerRun;
 use crate::log_window::{LogWindow, WindowLimits};
 use crate::medium::{self, sync_directory};
 use crate::recovery::{ScanEnd, is_zero};
+use crate::seeded::{Fault, seeded};
 
 /// Read at a time when looking for what is not zero, in bytes.
 const WIPE_BYTES: usize = 4 << 20;
@@ -32,7 +33,7 @@ impl Opening<'_> {
         let zeros_behind = believed && found.reason == Some(RecordError::Magic { found: 0 });
         let size = self.config.commit_log_file_size;
         let holds_end = self.bases.last().is_some_and(|base| end < base + size);
-        if holds_end && !zeros_behind {
+        if holds_end && !zeros_behind && !seeded(Fault::NoZeroing) {
             self.window.forget();
             let file_end = end - end % size + size;
             let to = match self.former {
@@ -71,6 +72,9 @@ impl Opening<'_> {
     /// bytes that only the page cache or the drive's cache holds; records that are acknowledged
     /// from now on stand behind them, and a hole in front of those would take them along.
     fn sync_log(&self) -> Result<(), OpenError> {
+        if seeded(Fault::NoSyncOfFound) {
+            return Ok(());
+        }
         let from = self.resume.as_ref().map_or(0, |point| point.log_offset);
         for base in &self.bases {
             if base + self.config.commit_log_file_size > from {

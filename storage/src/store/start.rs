@@ -145,6 +145,12 @@ impl Parts {
         Ok((parts, flusher))
     }
 
+    /// Where the log goes on.
+    #[cfg(test)]
+    pub(crate) fn log_start(&self) -> LogStart {
+        self.log_start
+    }
+
     /// What the writer is connected with, and the other end of its queue to the dispatcher.
     pub(crate) fn connections(
         &self,

@@ -22,6 +22,7 @@ use crate::disk::probe::LARGEST_BLOCK;
 use crate::disk::{Completion, Disk, FileSlot, MAX_FILES, MAX_REQUESTS};
 use crate::dispatch::DispatchSender;
 use crate::metrics::WriteMetrics;
+use crate::seeded::{Fault, seeded};
 use crate::tail::TailWriter;
 use crate::watermarks::Watermarks;
 
@@ -351,6 +352,11 @@ where
     }
 
     fn answer(&mut self, wake: &mut dyn FnMut(usize)) -> bool {
+        #[cfg(test)]
+        if seeded(Fault::EarlyDispatch) {
+            self.unanswered
+                .dispatch_early(&self.tail, &mut self.dispatcher);
+        }
         let latched = self.latched();
         let answered = self.unanswered.answer(
             self.marks.acknowledged(),
@@ -382,13 +388,27 @@ where
             self.in_flight.retain(|write| !write.done);
             return;
         }
-        while self.in_flight.front().is_some_and(|write| write.done) {
-            if let Some(write) = self.in_flight.pop_front() {
-                self.marks.advance_written(write.end);
-                if self.marks.flush_mode() == FlushMode::Sync {
-                    self.marks.advance_durable(write.end);
-                }
+        if seeded(Fault::OutOfOrder) {
+            // The last one that is over takes those before it along.
+            let last = self.in_flight.iter().rposition(|write| write.done);
+            for write in self.in_flight.iter_mut().take(last.unwrap_or(0)) {
+                write.done = true;
             }
+        }
+        while self.in_flight.front().is_some_and(|write| write.done) {
+            if seeded(Fault::EarlyAnswer) {
+                self.in_flight.pop_front();
+            } else if let Some(write) = self.in_flight.pop_front() {
+                self.written_to(write.end);
+            }
+        }
+    }
+
+    /// Every write up to log offset `end` is over.
+    fn written_to(&mut self, end: u64) {
+        self.marks.advance_written(end);
+        if self.marks.flush_mode() == FlushMode::Sync {
+            self.marks.advance_durable(end);
         }
     }
 
@@ -408,6 +428,7 @@ where
             match result {
                 Ok(_) if self.status.read_only().is_none() => self.marks.advance_durable(upto),
                 Ok(_) => {}
+                Err(_) if seeded(Fault::SyncAgain) => {}
                 Err(error) => self.latch(&format!("a sync of the commit log failed: {error}")),
             }
             return;
@@ -425,7 +446,7 @@ where
             self.zeroed(ticket)
         };
         match result {
-            Ok(written) if written == expected => {}
+            Ok(written) if written == expected || seeded(Fault::ShortIsWhole) => {}
             Ok(written) => self.latch(&format!(
                 "a write of {expected} bytes to the commit log ended after {written}"
             )),

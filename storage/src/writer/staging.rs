@@ -10,6 +10,7 @@ use crate::append::{Place, stage};
 use crate::append_queue::{AppendFailure, Entry};
 use crate::commit_log::BLANK_SIZE;
 use crate::disk::{Disk, MAX_FILES};
+use crate::seeded::{Fault, seeded};
 
 /// What became of one entry.
 enum Step {
@@ -188,7 +189,10 @@ where
             NextFile::Ready(next) => {
                 assert_eq!(next.base, base, "another file than the log goes on in");
                 if !no_file {
-                    let blank = self.geometry.blank(at);
+                    let mut blank = self.geometry.blank(at);
+                    if seeded(Fault::NoBlank) {
+                        blank.fill(0);
+                    }
                     self.tail.write(at, &blank);
                     self.tail.publish(at + BLANK_SIZE);
                     self.marks.advance_appended(base);

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::config::FlushMode;
 use crate::disk::{Disk, Request, Source, ZERO_BYTES};
+use crate::seeded::{Fault, seeded};
 
 impl<D, F, Q> Writer<D, F, Q>
 where
@@ -115,6 +116,9 @@ where
         }
         self.metrics.batch_bytes.add(batch_end - self.submitted);
         self.submitted = batch_end;
+        if seeded(Fault::EarlyAnswer) {
+            self.written_to(mark);
+        }
     }
 
     /// Goes on in the next file once everything of the present one is handed to the disk.

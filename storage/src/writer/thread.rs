@@ -427,6 +427,18 @@ impl<Q: QueueOffsets> Seed<Q> {
         }
     }
 
+    /// What its disk writes from.
+    #[cfg(test)]
+    pub fn shared_tail(&self) -> &Arc<Tail> {
+        self.tail.shared()
+    }
+
+    /// Whether the log takes messages.
+    #[cfg(test)]
+    pub fn status(&self) -> &Arc<LogStatus> {
+        &self.status
+    }
+
     /// The writer on `disk`, and what wakes a port.
     pub fn into_writer<D: Disk<File = std::fs::File>>(
         self,
