@@ -205,8 +205,8 @@ impl StoreReader {
     }
 }
 
-/// Whether an entry says of a record what the record says of itself. The tags are compared where the
-/// disk was read anyway.
+/// Whether an entry says of a record what the record says of itself. The tags are compared where
+/// the disk was read anyway.
 fn is_entry_of(
     record: &Record<'_>,
     entry: ConsumeEntry,

@@ -286,14 +286,14 @@ fn queue_files_of_one_other_size_are_a_wrong_setting_and_refused_by_name() {
 fn a_damaged_header_costs_its_record_and_moves_no_other() {
     // Bits of the queue offset, the queue id, and the topic.
     for at in [27u64, 26, 25, 21, 15, 14, 88 + 13 + 2] {
-        for number in [0u32, 1, 100, 899] {
+        for number in [0u32, 57, 149] {
             let dir = tempfile::tempdir().expect("temporary directory");
             let config = small_config(dir.path());
             let mut opened = open(&config).expect("open");
             let mut sender = Sender::new(opened.ports.remove(0));
             let queue = opened.store.queue_or_create("T", 0);
             let mut places = Vec::new();
-            for message in 0..900u32 {
+            for message in 0..150u32 {
                 let text = format!("message {message:05}");
                 let end = sender.send(&queue, text.as_bytes(), b"").end;
                 places.push(end - 91 - 1 - 13);
@@ -313,7 +313,7 @@ fn a_damaged_header_costs_its_record_and_moves_no_other() {
                 .iter()
                 .map(|message| message.queue_offset)
                 .collect();
-            let others = (0..900).filter(|offset| *offset != i64::from(number));
+            let others = (0..150).filter(|offset| *offset != i64::from(number));
             assert_eq!(found, others.collect::<Vec<_>>(), "byte {at} of {number}");
             opened.store.close().expect("close");
         }
