@@ -74,6 +74,17 @@ impl Flusher {
         }
     }
 
+    /// Where a resume point may stand now: behind the last record if that is durable, else where
+    /// the last one stands.
+    fn newest(&self) -> LastRecord {
+        let last = self.dispatch.last();
+        if last.end <= self.watermarks.durable() {
+            last
+        } else {
+            self.made
+        }
+    }
+
     /// Makes queues and index durable, unless that failed before: then there is no resume point
     /// any more until the store is opened anew.
     fn sync(&mut self) -> Result<(), FlushError> {
@@ -175,7 +186,7 @@ impl FlusherThread {
         })
     }
 
-    /// Asks for a resume point soon: the list of queues changed.
+    /// Asks for a resume point soon: the list of queues changed, or log files are to go.
     pub(crate) fn request(&self) {
         self.shared.wanted.store(true, Ordering::SeqCst);
         self.shared.changed.notify_one();
@@ -204,7 +215,7 @@ fn run(mut flusher: Flusher, shared: &FlusherShared) -> Flusher {
         drop(shared.changed.wait_timeout(stop, LOOK));
         let wanted = shared.wanted.swap(false, Ordering::SeqCst);
         let looked = if wanted {
-            flusher.make(flusher.made)
+            flusher.make(flusher.newest())
         } else {
             flusher.look()
         };

@@ -36,6 +36,9 @@ use crate::writer::thread::RunningWriter;
 
 pub(crate) mod start;
 
+/// Longest wait of a round of retention for a resume point.
+const RESUME_WAIT: Duration = Duration::from_secs(5);
+
 /// How long closing waits for what was appended to be written.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -313,6 +316,7 @@ impl Store {
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
                 left.checked_sub(1)
             });
+        self.resume_behind_whole_files();
         let files = self.log_files();
         let input = RoundInput {
             manual: left.is_ok(),
@@ -355,6 +359,25 @@ impl Store {
             running.flusher.request();
         }
         Ok(report)
+    }
+
+    /// Has a resume point made behind the dispatched log files, which hold retention up otherwise;
+    /// waits for it a while.
+    fn resume_behind_whole_files(&self) {
+        let size = self.config.commit_log_file_size;
+        let whole = self.watermarks.dispatched() / size * size;
+        let is_behind = || self.dispatch.resumed.load(Ordering::SeqCst) < whole;
+        if !is_behind() {
+            return;
+        }
+        match self.running().as_ref() {
+            Some(running) => running.flusher.request(),
+            None => return,
+        }
+        let until = Instant::now() + RESUME_WAIT;
+        while is_behind() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn round_input<'a>(&self, files: &'a [LogFileAge], now: SystemTime) -> RoundInput<'a> {
