@@ -50,10 +50,10 @@ class SelectorTest {
     @Test
     void pushConsumerGetsWhatItsSelectorPasses() throws Exception {
         try (Clients clients = new Clients()) {
-            String topic = Cluster.createTopic("selector", 4);
+            String topic = Cluster.createTopic("sql", 4);
             List<String> wanted = seed(topic);
             Inbox inbox = new Inbox();
-            DefaultMQPushConsumer consumer = clients.push(Cluster.unique("selector"));
+            DefaultMQPushConsumer consumer = clients.push(Cluster.unique("sql"));
             consumer.subscribe(topic, MessageSelector.bySql(WANTED));
             consumer.registerMessageListener(Clients.into(inbox));
             consumer.start();
@@ -68,9 +68,9 @@ class SelectorTest {
     @Test
     void litePullConsumerGetsWhatItsSelectorPasses() throws Exception {
         try (Clients clients = new Clients()) {
-            String topic = Cluster.createTopic("selector-lite", 2);
+            String topic = Cluster.createTopic("sql-lite", 2);
             List<String> wanted = seed(topic);
-            DefaultLitePullConsumer consumer = clients.litePull(Cluster.unique("selector-lite"));
+            DefaultLitePullConsumer consumer = clients.litePull(Cluster.unique("sql-lite"));
             consumer.subscribe(topic, MessageSelector.bySql(WANTED));
             consumer.start();
             Inbox inbox = new Inbox();
@@ -87,8 +87,8 @@ class SelectorTest {
     @Test
     void selectorThatCannotBeCompiledIsRefusedWithItsPlace() throws Exception {
         try (Clients clients = new Clients()) {
-            String topic = Cluster.createTopic("selector-bad", 1);
-            DefaultMQPushConsumer consumer = clients.push(Cluster.unique("selector-bad"));
+            String topic = Cluster.createTopic("sql-bad", 1);
+            DefaultMQPushConsumer consumer = clients.push(Cluster.unique("sql-bad"));
             consumer.subscribe(topic, MessageSelector.bySql("price >> 3"));
             consumer.registerMessageListener(Clients.into(new Inbox()));
             MQClientException refused = assertThrows(MQClientException.class, consumer::start);
