@@ -19,7 +19,6 @@ use crate::layout::{self, LayoutError};
 use crate::mapped_file::{MapBudget, MappedFile};
 use crate::mapping::{Advice, MappingError};
 use crate::medium::{self, sync_directory};
-use crate::seeded::{Fault, seeded};
 
 mod repair;
 
@@ -285,9 +284,7 @@ impl ConsumeQueue {
             return Ok(());
         }
         file.reserve(place, (behind - place) as usize)?;
-        if !seeded(Fault::StaleEntries) {
-            clear_entry(file, place + ENTRY)?;
-        }
+        clear_entry(file, place + ENTRY)?;
         file.write_at(place, entry)?;
         Ok(())
     }

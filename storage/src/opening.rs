@@ -223,7 +223,8 @@ impl Opening<'_> {
         }
         let found = self.scan_log(&table, &index, index_complete)?;
         let log_end = found.end;
-        self.cut_entries(&table, &index, log_end)?;
+        // A resume point that names more than there is would bring it back.
+        let cut = self.cut_entries(&table, &index, log_end)?;
         self.cut_log(&found)?;
         let floors = self.set_offsets(&table);
         let last = match (found.last, &self.resume) {
@@ -261,7 +262,7 @@ impl Opening<'_> {
             log_min: report.log_start,
             log_end,
             last,
-            changed: !believed || report.rebuilt_entries > 0,
+            changed: !believed || cut || report.rebuilt_entries > 0,
             report,
         })
     }
@@ -374,8 +375,10 @@ impl Opening<'_> {
             index.rewind(None)?;
             return self.scan_once(table, wanted, &pass);
         }
+        // Before the pass too: it begins lost queues with its own records.
+        let lagging = self.config.rebuild_queues || self.lags(table);
         let found = self.scan_once(table, wanted.filter(|_| index_complete), &pass)?;
-        if index_complete && !self.config.rebuild_queues && !self.lags(table) {
+        if index_complete && !lagging && !self.lags(table) {
             return Ok(found);
         }
         let note = "queues and index are made again from the log";
@@ -384,6 +387,7 @@ impl Opening<'_> {
         if index_again.is_some() {
             index.rewind(None)?;
         }
+        cached_entries::sync(self.layout)?;
         pass.from = self.log_min();
         pass.whole = true;
         let again = self.scan_once(table, index_again, &pass)?;
@@ -508,24 +512,27 @@ impl Opening<'_> {
         }
     }
 
-    /// Removes entries of records that are not in the log.
+    /// Removes entries of records that are not in the log; whether there were any.
     fn cut_entries(
         &self,
         table: &QueueTable,
         index: &Index,
         log_end: u64,
-    ) -> Result<(), OpenError> {
+    ) -> Result<bool, OpenError> {
+        let mut cut = false;
         for queue in table.all() {
             if queue.log_end() > log_end && !seeded(Fault::KeepEntries) {
                 queue.truncate(log_end)?;
+                cut = true;
             }
         }
         let indexed = index.mark().map_or(-1, |mark| mark.header.end_offset);
         let indexed = u64::try_from(indexed).is_ok_and(|indexed| indexed >= log_end);
         if indexed && !seeded(Fault::KeepItems) {
             index.truncate(log_end)?;
+            cut = true;
         }
-        Ok(())
+        Ok(cut)
     }
 
     /// Sets the next offsets so that none is given twice, even if queues were lost. Returns those

@@ -31,8 +31,6 @@ pub(crate) enum Fault {
     KeepEntries,
     /// Index items of records that the log lost stay.
     KeepItems,
-    /// What stands behind a new queue entry is left there.
-    StaleEntries,
 }
 
 /// Whether this fault is switched on.

@@ -85,12 +85,7 @@ impl ConsumeQueue {
                 break;
             };
             let next = files.first() + self.entries_per_file();
-            // Two, for one may be damaged.
-            let mut kept = [next - 1, next - 2].into_iter().map(|offset| {
-                let entry = self.raw_entry(offset)?;
-                Ok(entry.is_none_or(|entry| entry.physical_offset >= log_min))
-            });
-            if kept.any(|kept: Result<bool, MappingError>| kept.unwrap_or(true)) {
+            if self.keeps_any(files.first()..next, log_min) {
                 break;
             }
             self.min.fetch_max(next, Ordering::AcqRel);
@@ -104,6 +99,21 @@ impl ConsumeQueue {
             deleted += 1;
         }
         Ok(deleted)
+    }
+
+    /// Whether one of the last two entries of a range names a record that the log still holds:
+    /// two, for one may be damaged. Blank entries say nothing.
+    fn keeps_any(&self, offsets: std::ops::Range<i64>, log_min: u64) -> bool {
+        let is_blank = |entry: &Result<Option<ConsumeEntry>, MappingError>| match entry {
+            Ok(Some(entry)) => entry.is_pre_blank(),
+            Ok(None) | Err(_) => false,
+        };
+        let entries = offsets.rev().map(|offset| self.raw_entry(offset));
+        let mut last = entries.filter(|entry| !is_blank(entry)).take(2);
+        last.any(|entry| match entry {
+            Ok(Some(entry)) => entry.physical_offset >= log_min,
+            Ok(None) | Err(_) => true,
+        })
     }
 
     /// As [`Self::partition`], but an entry here and there may be damaged: if the neighbours of

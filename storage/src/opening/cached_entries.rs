@@ -1,5 +1,8 @@
 //! Queue and index entries that no resume point vouches for: those of a former process that only
 //! the page cache holds.
+//!
+//! The first resume point of this process syncs what this process stored and would vouch for
+//! theirs too.
 
 use std::io;
 use std::path::Path;
@@ -8,12 +11,18 @@ use crate::error::FileError;
 use crate::layout::Layout;
 use crate::medium;
 
-/// Has the opening look at entries that are on the disk. What a killed process stored may be in
-/// memory alone, and after a failed sync it stays there: the first resume point of this process,
-/// which syncs only what this process stores, would vouch for it.
-pub(super) fn settle(layout: &Layout) -> Result<(), FileError> {
+/// Makes them durable.
+pub(super) fn sync(layout: &Layout) -> Result<(), FileError> {
     for directory in [layout.consume_queues(), layout.index()] {
         medium::sync_filesystem(&directory).map_err(FileError::at("sync", &directory))?;
+    }
+    Ok(())
+}
+
+/// As [`sync`]; and what a failed sync left in memory alone is not seen. Before anything is mapped.
+pub(super) fn settle(layout: &Layout) -> Result<(), FileError> {
+    sync(layout)?;
+    for directory in [layout.consume_queues(), layout.index()] {
         forget_below(&directory).map_err(FileError::at("read", &directory))?;
     }
     Ok(())

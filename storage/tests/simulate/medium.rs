@@ -423,6 +423,8 @@ impl State {
             }
             Request::Name(path) if self.is_ours(path) => {
                 let number = self.inode_at(path)?;
+                // What is written into it from now on is written again, whatever it was.
+                self.get(number)?.lost.clear();
                 if self.names.get(path) != Some(&Node::File(number)) {
                     self.change(Change::Put(path.to_path_buf(), Node::File(number)));
                 }

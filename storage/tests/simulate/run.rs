@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
 use super::engine::{Disk, Engine, PORTS};
-use super::medium::State;
+use super::medium::{State, Trouble};
 use super::message::{AROUND_BODY, Place, QUEUES, Sent, TOPICS};
 use super::oracle::{Broken, End, Expected, Oracle, require};
 use crate::append_queue::{AppendFailure, Appended, PushError};
@@ -14,7 +14,7 @@ use crate::config::{FlushMode, StoreConfig};
 use crate::disk::faulty::{Faults, Seed};
 use crate::format::message::sys_flag;
 use crate::layout::file_name;
-use crate::medium::listen;
+use crate::medium::{self, listen};
 use crate::seeded::{Fault, seed_fault};
 use crate::writer::Turn;
 
@@ -103,6 +103,20 @@ pub fn play(setting: Setting) -> Outcome {
         trace,
         counts,
     }
+}
+
+/// Removes what is in a directory, as anybody could.
+fn remove_below(directory: &std::path::Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            remove_below(&path)?;
+            medium::remove_directory(&path)?;
+        } else {
+            medium::remove_file(&path)?;
+        }
+    }
+    medium::sync_directory(directory)
 }
 
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
@@ -552,8 +566,30 @@ impl Run {
         }
         if end == End::PowerCut {
             self.power_cut(&mut expected);
+        } else if self.seed.chance(1, 8) {
+            self.lose_entries();
         }
         Ok(expected)
+    }
+
+    /// Somebody removes the queues, or the index, or both, while no process runs.
+    fn lose_entries(&mut self) {
+        let which = 1 + self.seed.below(3);
+        self.note(|| format!("queues and index are removed: {which:b}"));
+        let (trouble, full) = {
+            let mut state = self.state.borrow_mut();
+            let before = state.trouble;
+            state.trouble = Trouble::default();
+            (before.failed_syncs, before.full)
+        };
+        for (bit, directory) in [(1, "consumequeue"), (2, "index")] {
+            if which & bit != 0 {
+                remove_below(&self.config.root.join(directory)).expect("removed");
+            }
+        }
+        let mut state = self.state.borrow_mut();
+        state.trouble.failed_syncs = trouble;
+        state.trouble.full = full;
     }
 
     /// An orderly stop; false if it could not be one.
