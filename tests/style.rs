@@ -398,3 +398,31 @@ fn every_page_that_code_cites_exists_with_that_heading() {
     found.dedup();
     expect_none("citations that lead nowhere", &found);
 }
+
+#[test]
+fn the_tests_that_the_durability_page_names_exist() {
+    let page = fs::read_to_string(root().join("docs/durability.md")).unwrap();
+    let (_, section) = page.split_once("\n## Tests of the promises\n").unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let mut paths = Vec::new();
+    for folder in ["src", "net", "storage", "tests"] {
+        rust_files(&root().join(folder), &mut paths);
+    }
+    let text: String = paths
+        .iter()
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
+    // Every other piece between back-ticks is a name.
+    let names: Vec<&str> = section.split('`').skip(1).step_by(2).collect();
+    assert!(names.len() > 15, "the table was not found");
+    let is_test = |name: &&str| {
+        text.contains(&format!("#[test]\n    fn {name}("))
+            || text.contains(&format!("#[test]\nfn {name}("))
+    };
+    let missing: Vec<String> = names
+        .into_iter()
+        .filter(|name| !is_test(name))
+        .map(str::to_owned)
+        .collect();
+    expect_none("tests named in docs/durability.md that are none", &missing);
+}

@@ -294,7 +294,7 @@ impl Opening<'_> {
             &known,
         )?;
         let believed_to = match &self.resume {
-            Some(point) if !self.former.is_closed() => point.log_offset,
+            Some(point) => point.log_offset,
             // Entries beyond what the files can hold would hide the ones to be made.
             _ => self.log_limit(),
         };

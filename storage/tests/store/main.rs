@@ -3,6 +3,7 @@
 
 mod crash;
 mod damage;
+mod flips;
 mod golden;
 mod inspecting;
 mod kill;
