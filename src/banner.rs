@@ -9,7 +9,7 @@ use saturnmq_storage::store::OpenReport;
 
 use crate::broker::{Broker, address};
 use crate::config::{self, Advertised};
-use crate::host::Facts;
+use crate::host::{self, Facts};
 
 /// The block for a started broker, with a line end after every line.
 pub fn text(broker: &Broker, facts: &Facts, engine: &Engine, report: &OpenReport) -> String {
@@ -31,7 +31,11 @@ pub fn text(broker: &Broker, facts: &Facts, engine: &Engine, report: &OpenReport
     line("flush", flush(broker));
     line(
         "network",
-        format!("{}, {}", threads(broker.config.cores), ring(engine)),
+        format!(
+            "{}, {}",
+            threads(broker.config.cores),
+            host::network(engine)
+        ),
     );
     line("disk", broker.store.writing().to_string());
     for note in &report.notes {
@@ -42,10 +46,8 @@ pub fn text(broker: &Broker, facts: &Facts, engine: &Engine, report: &OpenReport
         line("warning", reason);
     }
     for limit in facts.limits() {
-        line(
-            "limit",
-            format!("{}; lift it with: {}", limit.what, limit.lift),
-        );
+        let mend = limit.mend.unwrap_or_default();
+        line("limit", format!("{}; lift it with: {mend}", limit.found));
     }
     if let Some(hint) = loopback_hint(broker) {
         line("note", hint);
@@ -126,32 +128,6 @@ fn flush(broker: &Broker) -> String {
             broker.config.store.flush_interval.as_millis()
         ),
     }
-}
-
-/// The engine, with the features of io_uring that are in use.
-fn ring(engine: &Engine) -> String {
-    let Engine::Uring(features) = engine else {
-        return engine.to_string();
-    };
-    let in_use = [
-        (features.defer_taskrun, "deferred completions"),
-        (
-            features.coop_taskrun && !features.defer_taskrun,
-            "cooperative completions",
-        ),
-        (features.multishot, "multishot receive"),
-        (features.incremental, "incremental buffers"),
-        (features.no_iowait, "quiet waits"),
-    ];
-    let in_use: Vec<&str> = in_use
-        .iter()
-        .filter(|(on, _)| *on)
-        .map(|(_, name)| *name)
-        .collect();
-    if in_use.is_empty() {
-        return "plain io_uring".into();
-    }
-    format!("io_uring with {}", in_use.join(", "))
 }
 
 fn threads(cores: usize) -> String {

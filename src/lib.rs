@@ -9,6 +9,7 @@ pub mod answer;
 pub mod banner;
 pub mod bench;
 pub mod broker;
+pub mod check;
 pub mod cli;
 pub mod clients;
 pub mod cold;

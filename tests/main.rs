@@ -8,3 +8,4 @@ mod conversation;
 mod limits;
 mod serve;
 mod style;
+mod tools;

@@ -145,6 +145,10 @@ impl Running {
         self.banner.iter().any(|line| line.contains(part))
     }
 
+    pub(crate) fn banner(&self) -> &[String] {
+        &self.banner
+    }
+
     pub(crate) fn address(&self, name: &str) -> SocketAddr {
         let word = self
             .line(name)

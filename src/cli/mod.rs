@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod bench;
+pub mod check;
 pub mod inspect;
 pub mod serve;
 
@@ -16,6 +17,7 @@ Examples:
   saturnmq admin send Hello --body hi
   saturnmq admin consume Hello --from earliest --exit
   saturnmq bench produce --seconds 10
+  saturnmq check
   saturnmq inspect saturnmq-data --verify";
 
 /// A RocketMQ-compatible message broker for one Linux host.
@@ -42,6 +44,8 @@ pub enum Command {
     Admin(admin::AdminArgs),
     /// Put load on a broker and measure it.
     Bench(bench::BenchArgs),
+    /// Tell whether this host is fit for a broker, and how to mend what is not.
+    Check(check::CheckArgs),
     /// Look at a store on disk: what it holds, and whether it is damaged.
     Inspect(inspect::InspectArgs),
 }
@@ -52,6 +56,7 @@ pub fn run() -> ExitCode {
         Command::Serve(args) => finish(serve::run(&args)),
         Command::Admin(args) => finish(admin::run(&args)),
         Command::Bench(args) => finish(bench::run(&args)),
+        Command::Check(args) => check::run(&args),
         Command::Inspect(args) => inspect::run(&args),
     }
 }

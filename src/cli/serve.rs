@@ -133,7 +133,7 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     })?;
     resolved.config.store.rebuild_queues = args.rebuild_queues;
     tell_remarks(&resolved);
-    let facts = host::Facts::gather();
+    let facts = host::Facts::gather(resolved.config.root());
     let engine = probe::choose()?;
     // Taken ports are told before the store is touched; the sockets proper are made once it is
     // open, so that nobody waits in a queue while a store is recovered.

@@ -18,7 +18,7 @@ use crate::seeded::{Fault, seeded};
 
 /// `FALLOC_FL_WRITE_ZEROES`: zeroes without transferring the zeros, where the device can (Linux
 /// 6.17).
-const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
+pub(crate) const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
 
 /// Permissions of a log file.
 const MODE: Mode = Mode::from_raw_mode(0o644);
@@ -57,7 +57,8 @@ pub(crate) fn sibling_dir(dir: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-fn sibling_path(dir: &Path) -> PathBuf {
+/// Its path.
+pub(crate) fn sibling_path(dir: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".saturnmq-preparing-");
     name.push(dir.file_name().unwrap_or_default());
     dir.with_file_name(name)

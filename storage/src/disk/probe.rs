@@ -120,7 +120,8 @@ pub fn probe(
 
 /// The unit of direct writes in this directory, proven by one durable write to an unnamed file.
 fn direct_block(dir: &Path) -> Result<u64, String> {
-    let (file, named) = scratch_file(dir).map_err(|error| format!("no direct I/O: {error}"))?;
+    let (file, named) =
+        scratch_file(dir, true).map_err(|error| format!("no direct I/O: {error}"))?;
     let result = prove_direct(&file);
     if let Some(path) = named {
         // A leftover is removed at the next start.
@@ -153,10 +154,15 @@ fn prove_direct(file: &File) -> io::Result<u64> {
     }
 }
 
-/// An unnamed file opened for direct writes, or a named one beside the directory where unnamed
-/// files are refused.
-fn scratch_file(dir: &Path) -> io::Result<(File, Option<PathBuf>)> {
-    let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+/// An unnamed file opened for writing, past the page cache if `direct`, or a named one beside the
+/// directory where unnamed files are refused.
+pub(crate) fn scratch_file(dir: &Path, direct: bool) -> io::Result<(File, Option<PathBuf>)> {
+    let direct = if direct {
+        OFlags::DIRECT
+    } else {
+        OFlags::empty()
+    };
+    let flags = OFlags::WRONLY | direct | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(0o600);
     if let Ok(file) = rustix::fs::open(dir, flags | OFlags::TMPFILE, mode) {
         return Ok((File::from(file), None));
