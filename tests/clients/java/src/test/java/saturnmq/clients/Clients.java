@@ -32,7 +32,8 @@ final class Clients implements AutoCloseable {
 
     private final Deque<Runnable> shutdowns = new ArrayDeque<>();
 
-    private <C extends ClientConfig> C configured(C client) {
+    /** Not shut down by {@link #close}: that is for whoever starts it. */
+    <C extends ClientConfig> C configured(C client) {
         client.setNamesrvAddr(Cluster.NAME_SERVER);
         client.setInstanceName(Cluster.unique("i" + INSTANCES.incrementAndGet()));
         client.setPollNameServerInterval(ROUTE_POLL_MS);
@@ -44,6 +45,14 @@ final class Clients implements AutoCloseable {
     DefaultMQProducer producer(String group) throws Exception {
         DefaultMQProducer producer = configured(new DefaultMQProducer(group));
         producer.setSendMsgTimeout(10_000);
+        producer.start();
+        shutdowns.push(producer::shutdown);
+        return producer;
+    }
+
+    DefaultMQProducer inNamespace(String namespace, String group) throws Exception {
+        DefaultMQProducer producer = configured(new DefaultMQProducer(Cluster.unique(group)));
+        producer.setNamespace(namespace);
         producer.start();
         shutdowns.push(producer::shutdown);
         return producer;
