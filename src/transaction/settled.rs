@@ -1,8 +1,9 @@
 //! Whether a half message that nothing says is done with was dealt with all the same.
 //!
 //! A broker that dies between a message and the op message about it leaves such a half message; so
-//! does a 5.x broker that dies with op messages in its memory. The index finds what became of it:
-//! the committed message, a newer copy, or the copy that was given up.
+//! does a 5.x broker that stops with op messages in its memory: until it stores them it copies what
+//! was ended long before, again and again. The index finds what became of the transaction: the
+//! committed message, a newer copy, or the copy that was given up.
 
 use saturnmq_storage::format::message::sys_flag;
 use saturnmq_storage::format::record::Record;
@@ -14,8 +15,8 @@ use crate::services::ServiceContext;
 
 /// Records with the same unique key that are looked at, the newest first.
 const LOOK_AT: usize = 16;
-/// The index keeps seconds.
-const COARSE_MS: i64 = 1000;
+/// How far a client's clock, which says when the message was born, may be ahead of the broker's.
+const SKEW_MS: i64 = 600_000;
 
 /// Looks for what became of a half message.
 pub fn is_settled(services: &mut ServiceContext, half: &Half<'_>) -> bool {
@@ -39,7 +40,9 @@ fn exists(
     let Some(key) = record.properties().get_str(properties::UNIQ_KEY) else {
         return false;
     };
-    let begin = record.store_timestamp().saturating_sub(COARSE_MS);
+    // A copy may be stored after the message: what counts is when the transaction began.
+    let begin = record.store_timestamp().min(record.born_timestamp());
+    let begin = begin.saturating_sub(SKEW_MS);
     let hits = services
         .reader
         .query_index(topic, key, LOOK_AT, begin, i64::MAX);

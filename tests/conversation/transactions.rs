@@ -88,9 +88,13 @@ impl Talk {
 
     /// Makes this connection a producer of group `g`.
     fn produces(&mut self, client: &str) {
+        self.produces_in("g", client);
+    }
+
+    fn produces_in(&mut self, group: &str, client: &str) {
         let body = format!(
             "{{\"clientID\":\"{client}\",\"consumerDataSet\":[],\
-             \"producerDataSet\":[{{\"groupName\":\"g\"}}]}}"
+             \"producerDataSet\":[{{\"groupName\":\"{group}\"}}]}}"
         );
         assert_eq!(self.ask(34, &[], body.as_bytes()).code, 0);
     }
@@ -419,6 +423,63 @@ fn what_was_committed_without_an_op_message_is_not_delivered_again_after_a_crash
     assert!(asked.is_none(), "{asked:?}");
     assert_eq!(talk.bodies("T"), ["message"]);
     drop(running);
+}
+
+/// The first key in a property string.
+fn key(properties: &str) -> String {
+    let keys = properties.split('\u{2}').find_map(|property| {
+        let keys = property.strip_prefix("KEYS\u{1}")?;
+        Some(keys.to_owned())
+    });
+    keys.expect("keys")
+}
+
+#[test]
+fn what_another_broker_committed_and_copied_all_the_same_is_not_delivered_again() {
+    let dir = directory();
+    let recorded = "tests/golden/transactions/asked-again-and-again-5.3.3.tar.zst";
+    let recorded = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(recorded);
+    let packed = std::fs::File::open(recorded).expect("a recorded store");
+    let packed = zstd::Decoder::new(packed).expect("zstd");
+    tar::Archive::new(packed)
+        .unpack(dir.path())
+        .expect("unpack");
+    let mut command = crate::serve::program(&dir.path().join("store"));
+    command.arg("-c").arg(dir.path().join("broker.conf"));
+    // Its messages are old, and given up at their age otherwise.
+    command
+        .args(QUICK)
+        .args(["--set", "fileReservedTime=1000000"]);
+    let running = Running::run(command);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.produces_in("transactions", "c");
+    let mut asked = Vec::new();
+    while let Some(question) = talk.is_asked_within(Duration::from_millis(1500)) {
+        let key = key(&records(&question.body)[0].2);
+        // What was rolled back leaves no trace but op messages, so one more question is right.
+        let how = match key.as_str() {
+            "nothing" => ROLLBACK,
+            _ => COMMIT,
+        };
+        talk.end_as(&Half::asked(&question), how, "transactions", true);
+        asked.push(key);
+    }
+    asked.sort();
+    let open = ["pending-apache-0", "pending-apache-1", "pending-apache-2"];
+    assert_eq!(asked[1..], open);
+    assert_eq!(asked[0], "nothing");
+    let mut stored = Vec::new();
+    for queue in 0..4 {
+        let answer = talk.pull(&Pull {
+            queue,
+            ..Pull::of("Transactions", 0)
+        });
+        stored.extend(records(&answer.body).iter().map(|record| key(&record.2)));
+    }
+    stored.sort();
+    let ended = ["ended-apache", "ended-saturnmq"];
+    let before = ["pending-saturnmq-0", "pending-saturnmq-1"];
+    assert_eq!(stored, [&ended[..], &open, &before].concat());
 }
 
 #[test]
