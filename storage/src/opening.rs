@@ -7,7 +7,7 @@
 //! behind that end the log's file holds zeros only.
 
 use std::collections::HashMap;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -70,9 +70,9 @@ pub(crate) fn make_directories(layout: &Layout) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Creates one directory and sees that this user can write to it.
+/// Creates one directory, durably, and sees that this user can write to it.
 pub(crate) fn make_directory(path: &Path) -> Result<(), OpenError> {
-    let made = medium::make_directories(path).and_then(|()| {
+    let made = make_durably(path).and_then(|()| {
         use nix::unistd::{AccessFlags, access};
         Ok(access(path, AccessFlags::W_OK | AccessFlags::X_OK)?)
     });
@@ -83,6 +83,14 @@ pub(crate) fn make_directory(path: &Path) -> Result<(), OpenError> {
         },
         _ => FileError::at("create", path)(source).into(),
     })
+}
+
+/// Creates a directory with those above it; the names of all that were missing are synced.
+fn make_durably(path: &Path) -> io::Result<()> {
+    let missing = path.ancestors().take_while(|path| !path.is_dir()).count();
+    medium::make_directories(path)?;
+    let parents = path.ancestors().skip(1).take(missing);
+    parents.into_iter().try_for_each(medium::sync_directory)
 }
 
 /// One walk along the log.

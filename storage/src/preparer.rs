@@ -95,7 +95,7 @@ pub(crate) struct PreparedFiles {
 }
 
 /// Bytes of the first file that are zeroed before it serves; the writer zeroes on from there.
-const ZERO_FIRST: u64 = 4 << 20;
+const ZERO_FIRST: u64 = 1 << 20;
 
 /// Makes the first file of an empty log, zeroed far enough to serve: before anything waits for it.
 pub(crate) fn first_file(segments: &Segments, base: u64) -> io::Result<Segment> {

@@ -65,6 +65,21 @@ impl AlignedMemory {
         false
     }
 
+    /// Makes a range present without changing it, while others may read and write it.
+    pub(super) fn populate(&self, at: usize, len: usize) -> io::Result<()> {
+        assert!(
+            at <= self.len() && len <= self.len() - at,
+            "within the memory"
+        );
+        // SAFETY: the range lies within the mapping (asserted), and the advice changes no content:
+        // to whoever uses the bytes meanwhile it is a page fault that came early.
+        unsafe {
+            let start = self.start.add(at).cast();
+            madvise(start, len, MmapAdvise::MADV_POPULATE_WRITE)?;
+        }
+        Ok(())
+    }
+
     /// All bytes, through the only reference.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is `size` readable and writable bytes, and `&mut self` excludes other

@@ -12,6 +12,7 @@ pub mod aligned;
 pub mod blocking;
 pub mod faulty;
 pub mod memory;
+mod presence;
 pub mod probe;
 pub mod uring;
 

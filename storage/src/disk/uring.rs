@@ -1,7 +1,8 @@
 //! The disk through io_uring: direct writes out of the registered tail ring into registered files.
 //!
-//! Where the kernel refuses to pin the tail (LimitMEMLOCK), the same writes go unregistered. The
-//! writer's bell is polled in the ring, so one wait covers completions and wake-ups.
+//! The tail is registered once its memory is present, which begins with the first message; until
+//! then, and where the kernel refuses to pin it (LimitMEMLOCK), the same writes go unregistered.
+//! The writer's bell is polled in the ring, so one wait covers completions and wake-ups.
 
 use std::fs::File;
 use std::io;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
 
 use super::aligned::AlignedMemory;
+use super::presence::Presence;
 use super::{Completion, Disk, FileSlot, MAX_FILES, MAX_REQUESTS, Request, Source, ZERO_MEMORY};
 use crate::append_queue::Doorbell;
 use crate::tail::Tail;
@@ -25,6 +27,18 @@ const ZERO_BUFFER: u16 = 1;
 /// `RWF_DSYNC`.
 const DSYNC: i32 = libc::RWF_DSYNC;
 
+/// How far the buffers are on their way to being registered.
+enum Pinning {
+    /// It begins with the first message.
+    Awaited,
+    /// The first message is on its way.
+    Due,
+    /// The tail's memory is being made present.
+    Begun(Presence),
+    /// Registered, refused, or not to be.
+    Over,
+}
+
 /// See the module's description.
 pub struct UringDisk {
     ring: IoUring,
@@ -33,6 +47,7 @@ pub struct UringDisk {
     bell: Arc<Doorbell>,
     files: [Option<File>; MAX_FILES],
     registered_buffers: bool,
+    pinning: Pinning,
     registered_files: bool,
     no_iowait: bool,
     bell_armed: bool,
@@ -44,8 +59,14 @@ impl UringDisk {
     /// than it could and why.
     pub fn new(tail: Arc<Tail>, bell: Arc<Doorbell>) -> io::Result<(UringDisk, Option<String>)> {
         let mut disk = UringDisk::unregistered(tail, bell)?;
-        let refused = disk.register_buffers().err();
-        let warning = refused.map(|error| disk.memlock_warning(&error));
+        let mut warning = None;
+        if disk.ring.params().is_setup_single_issuer() {
+            disk.pinning = Pinning::Awaited;
+        } else {
+            // Kernels before 6.0: the oldest register nothing while a request is under way.
+            let refused = disk.register_buffers().err();
+            warning = refused.map(|error| disk.memlock_warning(&error));
+        }
         let submitter = disk.ring.submitter();
         disk.registered_files = submitter.register_files_sparse(MAX_FILES as u32).is_ok();
         Ok((disk, warning))
@@ -68,6 +89,7 @@ impl UringDisk {
             bell,
             files: [const { None }; MAX_FILES],
             registered_buffers: false,
+            pinning: Pinning::Over,
             registered_files: false,
             bell_armed: false,
             in_flight: 0,
@@ -84,6 +106,26 @@ impl UringDisk {
         unsafe { self.ring.submitter().register_buffers(&buffers) }?;
         self.registered_buffers = true;
         Ok(())
+    }
+
+    /// Takes the next step towards registered buffers, if it is time for one.
+    fn go_on_pinning(&mut self) {
+        match &self.pinning {
+            Pinning::Due => match Presence::begin(Arc::clone(&self.tail)) {
+                Ok(presence) => self.pinning = Pinning::Begun(presence),
+                Err(error) => {
+                    self.pinning = Pinning::Over;
+                    tracing::warn!("the tail cache is not registered with io_uring: {error}");
+                }
+            },
+            Pinning::Begun(presence) if presence.is_done() => {
+                self.pinning = Pinning::Over;
+                if let Err(error) = self.register_buffers() {
+                    tracing::warn!("{}", self.memlock_warning(&error));
+                }
+            }
+            Pinning::Awaited | Pinning::Begun(_) | Pinning::Over => {}
+        }
     }
 
     fn memlock_warning(&self, error: &io::Error) -> String {
@@ -287,6 +329,16 @@ impl Disk for UringDisk {
     }
 
     fn submit(&mut self, ticket: u64, request: Request) {
+        let is_message = matches!(
+            request,
+            Request::Write {
+                source: Source::Tail(_),
+                ..
+            }
+        );
+        if is_message && matches!(self.pinning, Pinning::Awaited) {
+            self.pinning = Pinning::Due;
+        }
         let entry = match request {
             Request::Write {
                 file,
@@ -314,6 +366,9 @@ impl Disk for UringDisk {
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
         self.collect(done);
+        if !done.is_empty() {
+            self.go_on_pinning();
+        }
         let submission = self.ring.submission();
         // Completions the kernel deferred to this thread are collected by an enter only.
         let work = submission.taskrun() || !submission.is_empty();
@@ -327,6 +382,9 @@ impl Disk for UringDisk {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.arm_bell();
+        if self.in_flight == 0 {
+            self.go_on_pinning();
+        }
         self.enter(1, timeout)
     }
 }
@@ -351,7 +409,7 @@ mod tests {
     use crate::tail::tail;
 
     /// Writes one block of the tail and one of zeros, syncs, and reads the file back.
-    fn write_and_sync(mut disk: UringDisk, dir: &std::path::Path) {
+    fn write_and_sync(disk: &mut UringDisk, dir: &std::path::Path) {
         let path = dir.join("file");
         std::fs::write(&path, vec![9; 3 * 4096]).expect("write");
         let file = File::options()
@@ -401,13 +459,34 @@ mod tests {
                 Arc::clone(writer.shared()),
                 Arc::new(Doorbell::new().expect("bell")),
             );
-            let disk = if register {
-                UringDisk::new(shared, bell).expect("ring").0
-            } else {
-                UringDisk::unregistered(shared, bell).expect("ring")
-            };
-            write_and_sync(disk, dir.path());
+            let mut disk = UringDisk::unregistered(shared, bell).expect("ring");
+            if register {
+                disk.register_buffers().expect("register");
+            }
+            write_and_sync(&mut disk, dir.path());
         }
+    }
+
+    #[test]
+    fn a_start_pins_no_memory_and_the_first_message_has_it_pinned() {
+        let dir = tempfile::tempdir_in(".").expect("directory");
+        let (mut writer, _) = tail(4 << 20, 0).expect("tail");
+        assert!(writer.reserve(8192, 0));
+        writer.write(4096, &[7; 4096]);
+        let bell = Arc::new(Doorbell::new().expect("bell"));
+        let made = UringDisk::new(Arc::clone(writer.shared()), bell).expect("ring");
+        let mut disk = made.0;
+        if !disk.ring.params().is_setup_single_issuer() {
+            return;
+        }
+        assert!(matches!(disk.pinning, Pinning::Awaited) && !disk.registered_buffers);
+        write_and_sync(&mut disk, dir.path());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !disk.registered_buffers && Instant::now() < deadline {
+            disk.wait(Some(Duration::from_millis(1))).expect("wait");
+        }
+        assert!(disk.registered_buffers, "never registered");
+        write_and_sync(&mut disk, dir.path());
     }
 
     #[test]
