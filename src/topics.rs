@@ -94,6 +94,14 @@ impl TopicConfig {
         }
     }
 
+    /// Whether an entry of its queues stands for a whole batch, as 5.x brokers write them for
+    /// `queue.type=BatchCQ`. This broker does not, and 5.x does not open a store in which such a
+    /// topic has other queues.
+    pub fn has_batch_queues(&self) -> bool {
+        let kind = self.attributes.get("queue.type");
+        kind.is_some_and(|kind| kind == "BatchCQ")
+    }
+
     /// What counts of its queues; none above what administrators may ask for can be reached.
     fn queues(&self) -> usize {
         let queues = self.read_queues.max(self.write_queues);

@@ -260,6 +260,9 @@ fn append(
     let Some(known) = broker.topics.get(topic) else {
         return skip(services, level, "its topic was deleted");
     };
+    if known.config.has_batch_queues() {
+        return skip(services, level, "its topic has queue.type=BatchCQ");
+    }
     let Some(queue) = broker.queue(&known, queue_id) else {
         return Due::Later;
     };

@@ -13,8 +13,8 @@ use crate::broker::Broker;
 use crate::core::now_ms;
 use crate::groups::{FoundGroup, Group};
 use crate::handler::{
-    INVALID_PARAMETER, NO_PERMISSION, SERVICE_NOT_AVAILABLE, SUBSCRIPTION_GROUP_NOT_EXIST,
-    TOPIC_NOT_EXIST, V3_4_9, faq,
+    INVALID_PARAMETER, MESSAGE_ILLEGAL, NO_PERMISSION, SERVICE_NOT_AVAILABLE,
+    SUBSCRIPTION_GROUP_NOT_EXIST, TOPIC_NOT_EXIST, V3_4_9, faq,
 };
 use crate::names;
 use crate::topics::{AutoCreate, PERM_READ, PERM_WRITE, Topic, TopicConfig};
@@ -78,10 +78,18 @@ pub fn refuse(
         );
         return Some(refused(broker, wrong_parameter(request), remark));
     }
+    if topic.config.has_batch_queues() {
+        return Some(refused(broker, MESSAGE_ILLEGAL, batch_queues(send.topic)));
+    }
     closed_store(&broker.store.state()).map(|why| {
         let remark = unavailable(&why);
         refused(broker, SERVICE_NOT_AVAILABLE, remark)
     })
+}
+
+/// The remark for a topic to which nothing can be written.
+pub fn batch_queues(topic: &str) -> String {
+    format!("topic[{topic}] has queue.type=BatchCQ, which this broker does not write")
 }
 
 /// Why the store takes no messages now; `None` when it does.

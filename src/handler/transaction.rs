@@ -22,7 +22,7 @@ use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::core::{Core, now_ms, write_reply};
 use crate::handler::send::Sends;
-use crate::handler::send_checks::closed_store;
+use crate::handler::send_checks::{batch_queues, closed_store};
 use crate::handler::{MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE, TOPIC_NOT_EXIST, properties};
 use crate::names;
 use crate::services::ServiceContext;
@@ -144,6 +144,9 @@ impl<'r> Ready<'r> {
                 let remark = format!("topic[{}] not exist", half.topic);
                 Reply::error(TOPIC_NOT_EXIST, remark)
             })?;
+            if topic.config.has_batch_queues() {
+                return Err(Reply::error(MESSAGE_ILLEGAL, batch_queues(half.topic)));
+            }
             let queue = broker
                 .queue(&topic, half.queue_id)
                 .ok_or_else(|| Reply::error(SYSTEM_ERROR, "the queue cannot be opened"))?;
