@@ -1,10 +1,19 @@
 //! The load generator against the real binary: what it reports is what happened, and what a broker
 //! does wrong fails the run.
 
-use std::io::{Read, Write};
+mod proxy;
+
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
 use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use hdrhistogram::serialization::Deserializer;
+use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use saturnmq_net::client::Client;
 use saturnmq_net::codes::request;
@@ -15,6 +24,7 @@ use saturnmq_storage::format::record::Record;
 use serde_json::Value;
 
 use crate::serve::{Running, directory};
+use proxy::{Deed, proxy};
 
 fn bench(running: &Running, arguments: &[&str]) -> Output {
     bench_at(running.address("name server"), arguments)
@@ -22,12 +32,17 @@ fn bench(running: &Running, arguments: &[&str]) -> Output {
 
 fn bench_at(name_server: SocketAddr, arguments: &[&str]) -> Output {
     let (load, rest) = arguments.split_first().expect("a load");
-    Command::new(env!("CARGO_BIN_EXE_saturnmq"))
-        .args(["bench", load, "--json", "--name-server"])
-        .arg(name_server.to_string())
-        .args(rest)
+    command(&[&[*load, "--name-server", &name_server.to_string()], rest].concat())
         .output()
         .expect("the binary starts")
+}
+
+/// `bench` with a JSON report.
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_saturnmq"));
+    command.args(["bench", arguments[0], "--json"]);
+    command.args(&arguments[1..]);
+    command
 }
 
 fn report(output: &Output) -> Value {
@@ -63,7 +78,7 @@ fn what_was_sent_at_a_rate_is_drained_and_arrives_at_waiting_consumers() {
     assert_eq!(arrived["messages"], 500);
     let drained = good(&bench(
         &running,
-        &["drain", "--connections", "1", "--batch", "7"],
+        &["drain", "--connections", "1", "--pull", "7"],
     ));
     assert_eq!(drained["messages"], 1000);
 }
@@ -157,8 +172,9 @@ fn serve_wrongly(mut stream: TcpStream, address: SocketAddr, pulled: &[u8]) {
             let mut answer = Encoder::response(&mut out, command.reply_to(), 0, None);
             match command.code {
                 request::GET_ROUTEINFO_BY_TOPIC => answer.body(route.as_bytes()),
-                request::GET_MAX_OFFSET => {
-                    answer.field_i64("offset", 2);
+                request::GET_MAX_OFFSET | request::GET_MIN_OFFSET => {
+                    let end = i64::from(command.code == request::GET_MAX_OFFSET) * 2;
+                    answer.field_i64("offset", end);
                     answer.finish();
                 }
                 _ => answer.body(pulled),
@@ -193,4 +209,250 @@ fn doubled_missing_and_damaged_messages_fail_the_run() {
     }
     let output = bench_at(wrong_broker([first, second].concat()), &["drain"]);
     assert_eq!(good(&output)["messages"], 2);
+}
+
+/// A load in the background, which has shown its first interval.
+fn under_way(arguments: &[&str]) -> Child {
+    let mut child = command(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let mut line = String::new();
+    let stderr = child.stderr.as_mut().expect("stderr");
+    // One byte at a time: what follows the line stays in the pipe.
+    BufReader::with_capacity(1, stderr)
+        .read_line(&mut line)
+        .expect("a line");
+    assert!(line.contains("/s  p50"), "{line}");
+    child
+}
+
+#[test]
+fn a_stall_of_the_broker_counts_for_every_message_that_it_delays() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let name_server = running.address("name server").to_string();
+    let arguments = ["produce", "--name-server", &name_server, "--rate", "1000"];
+    let more = ["--seconds", "3", "--warm-up", "0", "--connections", "2"];
+    let child = under_way(&[&arguments[..], &more].concat());
+    running.signal(Signal::SIGSTOP);
+    thread::sleep(Duration::from_millis(500));
+    running.signal(Signal::SIGCONT);
+    let report = good(&child.wait_with_output().expect("its end"));
+    assert_eq!(report["messages"], 3000, "{report}");
+    // 500 of 3000 were due while it stood still; they waited 250 ms each on average.
+    let latency = |index: usize| report["latency_us"][index].as_u64().expect("a number");
+    let [p90, p99, max] = [1, 2, 5].map(latency);
+    assert!(p90 > 100_000 && p99 > 350_000 && max > 450_000, "{report}");
+}
+
+#[test]
+fn ctrl_c_ends_a_run_with_the_result_so_far() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let name_server = running.address("name server").to_string();
+    let log = dir.path().join("latencies.hlog");
+    let log = log.to_str().expect("a path");
+    let pid = running.pid().to_string();
+    let arguments = ["produce", "--name-server", &name_server, "--rate", "200"];
+    let more = ["--warm-up", "0", "--seconds", "600", "--hlog", log, "--pid"];
+    let child = under_way(&[&arguments[..], &more, &[&pid]].concat());
+    let bench = i32::try_from(child.id()).expect("pid");
+    kill(Pid::from_raw(bench), Signal::SIGINT).expect("signal");
+    let report = good(&child.wait_with_output().expect("its end"));
+    assert_eq!(report["interrupted"], true);
+    let seconds = report["seconds"].as_f64().expect("seconds");
+    assert!((1.0..60.0).contains(&seconds), "{report}");
+    for cost in [
+        "broker_cpu_us",
+        "broker_anonymous_bytes",
+        "broker_file_bytes",
+        "broker_peak_bytes",
+        "broker_switches",
+        "client_cpu_us",
+    ] {
+        assert!(
+            report[cost].as_f64().is_some_and(|n| n > 0.0),
+            "{cost}: {report}"
+        );
+    }
+    let written = report["broker_written_per_byte"].as_f64();
+    assert!(written.is_some_and(|n| n >= 1.0), "{report}");
+    // Every message is in one line of the log.
+    let text = std::fs::read(log).expect("the log");
+    let mut logged = 0;
+    for entry in IntervalLogIterator::new(&text) {
+        if let LogEntry::Interval(interval) = entry.expect("an entry") {
+            let bytes = base64::Engine::decode(
+                &base64::engine::general_purpose::STANDARD,
+                interval.encoded_histogram(),
+            );
+            let bytes = bytes.expect("base 64");
+            let histogram: Histogram<u64> = Deserializer::new()
+                .deserialize(&mut &bytes[..])
+                .expect("a histogram");
+            logged += histogram.len();
+        }
+    }
+    let messages = report["messages"].as_u64().expect("a number");
+    assert!(
+        logged >= messages && messages >= 200,
+        "{logged} of {report}"
+    );
+}
+
+#[test]
+fn messages_of_every_shape_are_sent_and_arrive() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let shape = [
+        "--size",
+        "40-3000*3,20000",
+        "--keys",
+        "9",
+        "--tags",
+        "3",
+        "--properties",
+        "2",
+        "--unique-key",
+        "--count",
+        "1000",
+        "--warm-up",
+        "0",
+        "--batch",
+        "4",
+    ];
+    let broker = running.address("broker").to_string();
+    for header in ["json", "rocketmq"] {
+        let more = ["--header", header, "--topic", header];
+        let sent = good(&bench(
+            &running,
+            &[
+                &["produce", "--topics", "3", "--queues", "2"],
+                &shape[..],
+                &more,
+            ]
+            .concat(),
+        ));
+        assert_eq!(sent["messages"], 1000);
+        let target = ["drain", "--broker", &broker, "--topics", "3"];
+        let drained = command(&[&target[..], &more].concat()).output();
+        let drained = good(&drained.expect("the binary starts"));
+        assert_eq!(drained["messages"], 1000);
+        assert!(drained["bytes"].as_u64() > sent["bytes"].as_u64());
+        let rate = ["end-to-end", "--rate", "4000", "--consumers", "2"];
+        let arrived = good(&bench(&running, &[&rate[..], &shape, &more].concat()));
+        assert_eq!(arrived["messages"], 1000);
+    }
+}
+
+#[test]
+fn a_broker_that_drops_or_doubles_a_message_fails_the_run() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let broker = running.address("broker");
+    let load = [
+        "end-to-end",
+        "--rate",
+        "500",
+        "--seconds",
+        "1",
+        "--warm-up",
+        "0",
+    ];
+    for (deed, fault) in [
+        (Deed::Honest, None),
+        (Deed::Drop, Some("message acknowledged and never received")),
+        (Deed::Double, Some("message received twice")),
+    ] {
+        let address = proxy(broker, deed).to_string();
+        let output = command(&[&load[..], &["--broker", &address]].concat()).output();
+        let output = output.expect("the binary starts");
+        let Some(fault) = fault else {
+            good(&output);
+            continue;
+        };
+        assert!(!output.status.success(), "{fault}");
+        assert_eq!(report(&output)["faults"], serde_json::json!({ fault: 1 }));
+    }
+}
+
+#[test]
+fn every_other_load_runs_and_reports() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let short = ["--seconds", "1", "--warm-up", "0", "--connections", "2"];
+    let with = |load: &[&str]| good(&bench(&running, &[load, &short[..]].concat()));
+    let page = dir.path().join("report.html");
+    let page = page.to_str().expect("a path");
+
+    let fan_out = with(&["fan-out", "--rate", "300", "--groups", "3"]);
+    assert_eq!(fan_out["messages"], 900, "each group gets all: {fan_out}");
+    let topics = with(&["topics", "--topics", "12", "--queues", "2", "--rate", "200"]);
+    assert_eq!(topics["messages"], 200, "{topics}");
+    assert_eq!(topics["details"].as_array().expect("details").len(), 9);
+    let connections = with(&["connections", "--idle", "50", "--rate", "100"]);
+    assert_eq!(connections["messages"], 100);
+    let catch_up = with(&["catch-up", "--rate", "200", "--report", page]);
+    let read = &catch_up["details"][0];
+    assert!(
+        read[0] == "read in all" && read[1].as_f64() >= Some(600.0),
+        "{catch_up}"
+    );
+    let page = std::fs::read_to_string(page).expect("the page");
+    assert!(page.contains("<svg") && page.ends_with("</html>\n"));
+    let transaction = with(&["transaction", "--rate", "100", "--rolled-back", "20"]);
+    assert_eq!(transaction["messages"], 80, "{transaction}");
+    let delay = with(&["delay", "--rate", "100"]);
+    assert_eq!(delay["messages"], 100, "{delay}");
+    let hopeless = ["produce", "--find-knee", "1us", "--rate", "2"];
+    let output = bench(&running, &[&hopeless[..], &short].concat());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("no rate was found"),
+        "{said}"
+    );
+}
+
+#[test]
+fn reports_are_compared_run_by_run() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let mut text = String::new();
+    for _ in 0..2 {
+        let arguments = [
+            "produce",
+            "--rate",
+            "100",
+            "--seconds",
+            "1",
+            "--warm-up",
+            "0",
+        ];
+        text.push_str(&good(&bench(&running, &arguments)).to_string());
+        text.push('\n');
+    }
+    let files = ["a.json", "b.json", "page.html"].map(|name| dir.path().join(name));
+    let [a, b, page] = files.each_ref().map(|path| path.to_str().expect("a path"));
+    std::fs::write(a, &text).expect("a file");
+    std::fs::write(b, &text).expect("a file");
+    let output = command(&["compare", a, b, "--report", page]).output();
+    let output = output.expect("the binary starts");
+    assert!(output.status.success(), "{output:?}");
+    let rows: Value = serde_json::from_slice(&output.stdout).expect("rows");
+    assert_eq!(rows[0]["name"], "messages/s");
+    assert_eq!(rows[0]["ratios"][0]["median"], 1.0);
+    assert!(
+        std::fs::read_to_string(page)
+            .expect("the page")
+            .contains("b / a")
+    );
+    std::fs::write(b, "{}").expect("a file");
+    let output = command(&["compare", a, b]).output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("b.json"),
+        "{said}"
+    );
 }

@@ -159,6 +159,10 @@ impl Running {
             .unwrap_or_else(|_| panic!("{word} is no address"))
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).expect("pid");
         kill(Pid::from_raw(pid), signal).expect("signal");

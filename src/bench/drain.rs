@@ -1,124 +1,161 @@
-//! Draining a backlog: what a topic holds, read as fast as the broker gives it.
+//! Draining a backlog: what topics hold, read as fast as the broker gives it.
 
-use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use saturnmq_net::client::Client;
-use serde::Serialize;
+use saturnmq_net::codes::request;
 
-use super::puller::{Puller, Queue, end_of};
-use super::{ANSWER_TIMEOUT, BenchError, Cost, Faults, Moment, route};
+use super::faults::Faults;
+use super::monitor::Monitor;
+use super::plan::{Plan, Run};
+use super::produce::are_done;
+use super::puller::{GROUP, Puller, Queue, end_of};
+use super::recorder::{Measured, Recorder, Series};
+use super::report::Report;
+use super::route::{self, Route};
+use super::{ANSWER_TIMEOUT, BenchError, process};
 
-/// What to drain.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// Name server, `host:port`.
-    pub name_server: String,
-    /// The topic.
-    pub topic: String,
-    /// Connections; queues are dealt to them in turn.
-    pub connections: usize,
-    /// Most messages of one pull.
-    pub batch: i32,
-    /// Broker process on this host whose CPU time and memory are reported.
-    pub broker_pid: Option<u32>,
-}
-
-/// What was measured.
-#[derive(Debug, Clone, Serialize)]
-pub struct Report {
-    /// Messages read.
-    pub messages: u64,
-    /// Bytes of their records.
-    pub bytes: u64,
-    /// Seconds that took.
-    pub seconds: f64,
-    /// Messages per second.
-    pub per_second: f64,
-    /// What it cost.
-    #[serde(flatten)]
-    pub cost: Cost,
+/// What one reader saw.
+pub struct Tally {
+    /// What was read.
+    pub total: Measured,
     /// What was wrong.
     pub faults: Faults,
+    /// When it was done.
+    pub last: Instant,
+    /// Share of the time that its thread worked, from 0 to 1.
+    pub busy: f64,
 }
 
-#[derive(Default)]
-struct Tally {
-    messages: u64,
-    bytes: u64,
-    faults: Faults,
-}
-
-/// Drains the topic.
+/// All queues of the topics from their first to their present last message, dealt to readers in
+/// turn.
 ///
 /// # Errors
-/// [`BenchError`] when there is no route, a connection fails or an answer does not come.
-pub fn run(plan: &Plan) -> Result<Report, BenchError> {
-    let routes = route::find(&plan.name_server, std::slice::from_ref(&plan.topic))?;
-    let mut shares: Vec<Vec<Queue>> = vec![Vec::new(); plan.connections];
-    let mut client = Client::connect(routes[0].address.as_str(), ANSWER_TIMEOUT)?;
-    for id in 0..routes[0].queues {
-        let end = end_of(&mut client, &plan.topic, id)?;
-        let share = id as usize % plan.connections;
-        shares[share].push(Queue::new(&plan.topic, id, 0, end));
+/// [`BenchError`] when the broker does not say where they begin and end.
+pub fn backlog(
+    plan: &Plan,
+    routes: &[Route],
+    readers: usize,
+) -> Result<Vec<Vec<Queue>>, BenchError> {
+    let mut client = plan.connect(route::one_broker(routes)?)?;
+    let mut shares = vec![Vec::new(); readers];
+    let mut turn = 0;
+    for route in routes {
+        for id in 0..route.queues {
+            let first = end_of(&mut client, request::GET_MIN_OFFSET, &route.topic, id)?;
+            let end = end_of(&mut client, request::GET_MAX_OFFSET, &route.topic, id)?;
+            shares[turn % readers].push(Queue::new(&route.topic, id, first.max(0), end));
+            turn += 1;
+        }
     }
-    let barrier = Barrier::new(plan.connections + 1);
+    Ok(shares)
+}
+
+/// Drains the topics, up to `pull` messages at a time.
+///
+/// # Errors
+/// [`BenchError`] when there is no route or a connection cannot be made.
+pub fn run(plan: &Plan, pull: i32) -> Result<Report, BenchError> {
+    let routes = plan.routes()?;
+    let shares = backlog(plan, &routes, plan.connections)?;
+    let address = route::one_broker(&routes)?;
+    let run = Run::soon(plan, plan.connections, 0);
+    let mut monitor = Monitor::new(&run)?;
     thread::scope(|scope| {
-        let address = routes[0].address.as_str();
+        let run = &run;
         let readers: Vec<_> = shares
             .into_iter()
-            .map(|queues| {
-                let barrier = &barrier;
-                scope.spawn(move || drain(address, queues, plan.batch, barrier))
+            .enumerate()
+            .map(|(worker, queues)| {
+                scope.spawn(move || read(run, address, queues, pull, &run.series, worker))
             })
             .collect();
-        barrier.wait();
-        let (before, started) = (Moment::now(plan.broker_pid), Instant::now());
-        let mut all = Tally::default();
+        monitor.watch(|| are_done(&readers))?;
+        monitor.await_rest(|| are_done(&readers))?;
+        let mut total = Measured::new()?;
+        let (mut faults, mut last, mut busiest) = (Faults::default(), run.begin, 0.0_f64);
         for reader in readers {
             let tally = reader
                 .join()
                 .map_err(|_| BenchError::System("a reader thread panicked".to_owned()))??;
-            all.messages += tally.messages;
-            all.bytes += tally.bytes;
-            all.faults.add(&tally.faults);
+            total.add(&tally.total)?;
+            faults.add(&tally.faults);
+            last = last.max(tally.last);
+            busiest = busiest.max(tally.busy);
         }
-        let seconds = started.elapsed().as_secs_f64();
-        let after = Moment::now(plan.broker_pid);
-        Ok(Report {
-            messages: all.messages,
-            bytes: all.bytes,
-            seconds,
-            per_second: all.messages as f64 / seconds,
-            cost: before.cost_until(&after, all.messages),
-            faults: all.faults,
-        })
+        let seen = monitor.finish(last)?;
+        let mut report = Report::new("drain", plan, &seen, &total);
+        report.options = format!("{} connections, {pull} messages a pull", plan.connections);
+        "pull to its answer".clone_into(&mut report.latency_of);
+        report.faults = faults;
+        report.judge_client(busiest);
+        Ok(report)
     })
 }
 
-fn drain(
+/// Reads queues until all wanted messages were read or the run is over. A connection that fails
+/// meanwhile ends the run, as a fault.
+///
+/// # Errors
+/// [`BenchError`] when the connection cannot be made.
+pub fn read(
+    run: &Run<'_>,
     address: &str,
     queues: Vec<Queue>,
-    batch: i32,
-    barrier: &Barrier,
+    pull: i32,
+    series: &Series,
+    worker: usize,
 ) -> Result<Tally, BenchError> {
-    let connected = Client::connect(address, ANSWER_TIMEOUT);
-    barrier.wait();
-    let mut puller = Puller::new(connected?, queues, batch, Duration::ZERO);
-    let mut tally = Tally::default();
-    while !puller.is_done() {
-        puller.ask()?;
-        let (messages, bytes) = (&mut tally.messages, &mut tally.bytes);
-        let came = puller.answer(Instant::now() + ANSWER_TIMEOUT, |record, _| {
-            *messages += 1;
-            *bytes += u64::from(record.size());
-        })?;
-        if !came {
-            let text = format!("no answer to a pull within {ANSWER_TIMEOUT:?}");
-            return Err(BenchError::System(text));
-        }
+    let recorder = Recorder::new(series, worker);
+    let connected = run.plan.connect(address);
+    run.ready.wait();
+    if connected.is_err() {
+        run.cut();
     }
-    tally.faults = puller.faults;
-    Ok(tally)
+    let mut puller = Puller::new(connected?, GROUP, queues, pull, Duration::ZERO);
+    let mut recorder = recorder?;
+    thread::sleep(run.begin.saturating_duration_since(Instant::now()));
+    let cpu = process::own_thread_us();
+    let begun = Instant::now();
+    if let Err(error) = read_all(run, &mut puller, &mut recorder) {
+        puller.faults.count(&error.to_string());
+        run.cut();
+    }
+    let used = process::own_thread_us().unwrap_or(0) - cpu.unwrap_or(0);
+    Ok(Tally {
+        total: recorder.finish(),
+        faults: puller.faults,
+        last: Instant::now(),
+        busy: used as f64 / 1e6 / begun.elapsed().as_secs_f64().max(1e-9),
+    })
+}
+
+fn read_all(
+    run: &Run<'_>,
+    puller: &mut Puller,
+    recorder: &mut Recorder<'_>,
+) -> Result<(), BenchError> {
+    let mut heard = Instant::now();
+    while !puller.is_done() && Instant::now() < run.end() {
+        puller.ask()?;
+        let (mut messages, mut bytes) = (0, 0);
+        let deadline = recorder.boundary().min(heard + ANSWER_TIMEOUT);
+        let asked = puller.answer(deadline, |record, _, _| {
+            messages += 1;
+            bytes += u64::from(record.size());
+        })?;
+        let now = Instant::now();
+        let Some(asked) = asked else {
+            recorder.pass(now);
+            if now >= heard + ANSWER_TIMEOUT {
+                let text = format!("no answer to a pull within {ANSWER_TIMEOUT:?}");
+                return Err(BenchError::System(text));
+            }
+            continue;
+        };
+        heard = now;
+        recorder.messages(now, messages, bytes, true);
+        recorder.latency(now, now.saturating_duration_since(asked), 1, true);
+    }
+    Ok(())
 }

@@ -1,262 +1,288 @@
 //! From the moment a message was meant to be sent to the moment a consumer that waits for it has
-//! it: producers send at a fixed rate, consumers hold long polls on every queue.
+//! it: producers send, consumers of one or more groups hold long polls on every queue.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Barrier, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use saturnmq_net::client::Client;
-use serde::Serialize;
+use saturnmq_net::codes::request;
+use saturnmq_storage::format::record::Record;
 
-use super::payload::{Arrivals, Clock, Stamp};
-use super::produce::{Pace, Producer, Run, Tally};
-use super::puller::{Puller, Queue, end_of};
-use super::{ANSWER_TIMEOUT, BenchError, Cost, Faults, Latencies, Moment, route};
+use super::faults::Faults;
+use super::message::Kind;
+use super::monitor::Monitor;
+use super::payload::{Arrivals, Content};
+use super::plan::{Plan, Run};
+use super::produce::{self, Tallies, are_done};
+use super::puller::{GROUP, Puller, Queue, end_of};
+use super::recorder::{Measured, Recorder};
+use super::report::Report;
+use super::route::{self, Route};
+use super::{ANSWER_TIMEOUT, BenchError, process};
 
 /// How long a broker may hold a pull.
 const HOLD: Duration = Duration::from_secs(5);
 /// How long the last messages may take to arrive.
 const LAST_WAIT: Duration = Duration::from_secs(10);
+/// What a clock in whole milliseconds may take from a delay.
+const EARLY: Duration = Duration::from_millis(2);
 
-/// What to send and read.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// Name server, `host:port`.
-    pub name_server: String,
-    /// The topic; it must exist.
-    pub topic: String,
-    /// Producing connections.
-    pub producers: usize,
-    /// Consuming connections; queues are dealt to them in turn.
+/// Who reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Readers {
+    /// Consumer groups; each gets every message.
+    pub groups: usize,
+    /// Connections of a group; queues are dealt to them in turn.
     pub consumers: usize,
-    /// Messages per second, of all producers together.
-    pub rate: f64,
-    /// Body bytes of a message.
-    pub size: usize,
-    /// Time that is not counted, first.
-    pub warm_up: Duration,
-    /// Time that is counted.
-    pub duration: Duration,
-    /// Broker process on this host whose CPU time and memory are reported.
-    pub broker_pid: Option<u32>,
-}
-
-impl Plan {
-    /// The run of this plan, which begins shortly.
-    fn begin(&self) -> Run {
-        let clock = Clock {
-            origin: Instant::now(),
-        };
-        let begin = clock.origin + Duration::from_millis(200);
-        let counted_from = begin + self.warm_up;
-        Run {
-            id: super::now_ms().unsigned_abs(),
-            clock,
-            counted: counted_from..counted_from + self.duration,
-            pace: Pace::Open { rate: self.rate },
-            begin,
-            producers: self.producers,
-            size: self.size,
-        }
-    }
-}
-
-/// What was measured.
-#[derive(Debug, Clone, Serialize)]
-pub struct Report {
-    /// Messages that arrived and were meant to be sent in the counted time.
-    pub messages: u64,
-    /// Counted seconds.
-    pub seconds: f64,
-    /// Messages per second.
-    pub per_second: f64,
-    /// Percentiles in microseconds from the intended send to the receipt: 50, 90, 99, 99.9, 99.99
-    /// and the maximum.
-    pub latency_us: [u64; 6],
-    /// What it cost.
-    #[serde(flatten)]
-    pub cost: Cost,
-    /// What was wrong.
-    pub faults: Faults,
+    /// Most messages of one pull.
+    pub pull: i32,
+    /// How late the broker is told to deliver.
+    pub delay: Duration,
 }
 
 /// What consumers share.
-struct Received<'a> {
-    run: &'a Run,
-    counted: std::ops::Range<u64>,
-    arrivals: Mutex<Arrivals>,
-    received: AtomicU64,
+struct Shared<'a> {
+    run: &'a Run<'a>,
+    readers: &'a Readers,
+    /// Messages received, by consumer.
+    received: Box<[AtomicU64]>,
     stop: AtomicBool,
+}
+
+/// What one consumer saw.
+struct Tally {
+    total: Measured,
+    arrivals: Arrivals,
+    faults: Faults,
+    busy: f64,
 }
 
 /// Runs the plan.
 ///
 /// # Errors
-/// [`BenchError`] when there is no route, a connection fails or an answer does not come.
-pub fn run(plan: &Plan) -> Result<Report, BenchError> {
-    let routes = route::find(&plan.name_server, std::slice::from_ref(&plan.topic))?;
-    let address = routes[0].address.as_str();
-    let mut shares: Vec<Vec<Queue>> = vec![Vec::new(); plan.consumers];
-    let mut client = Client::connect(address, ANSWER_TIMEOUT)?;
-    for id in 0..routes[0].queues {
-        let next = end_of(&mut client, &plan.topic, id)?;
-        shares[id as usize % plan.consumers].push(Queue::new(&plan.topic, id, next, i64::MAX));
-    }
-    let run = plan.begin();
-    let clock = run.clock;
-    let shared = Received {
+/// [`BenchError`] when there is no route or a connection cannot be made.
+pub fn run(load: &str, plan: &Plan, readers: &Readers) -> Result<Report, BenchError> {
+    let mut routes = plan.routes()?;
+    route::create(&mut routes)?;
+    let address = route::one_broker(&routes)?;
+    let ends = ends(plan, &routes)?;
+    let all = readers.groups * readers.consumers;
+    let run = Run::soon(plan, all, plan.connections);
+    let shared = Shared {
         run: &run,
-        counted: clock.ns(run.counted.start)..clock.ns(run.counted.end),
-        arrivals: Mutex::default(),
-        received: AtomicU64::new(0),
+        readers,
+        received: (0..all).map(|_| AtomicU64::new(0)).collect(),
         stop: AtomicBool::new(false),
     };
-    let barrier = Barrier::new(plan.producers + plan.consumers);
+    let mut monitor = Monitor::new(&run)?;
     thread::scope(|scope| {
-        let (shared, barrier, routes) = (&shared, &barrier, routes.as_slice());
-        let consumers: Vec<_> = shares
-            .into_iter()
-            .map(|queues| scope.spawn(move || consume(address, queues, shared, barrier)))
-            .collect();
-        let producers: Vec<_> = (0..plan.producers)
-            .map(|index| {
-                scope.spawn(move || Producer::connect(shared.run, routes, index, barrier)?.run())
+        let shared = &shared;
+        let consumers: Vec<_> = (0..all)
+            .map(|number| {
+                let share = number % readers.consumers;
+                let mine = ends.iter().skip(share).step_by(readers.consumers);
+                let queues = mine.cloned().collect();
+                scope.spawn(move || consume(address, queues, shared, number))
             })
             .collect();
-        thread::sleep(run.counted.start.saturating_duration_since(Instant::now()));
-        let before = Moment::now(plan.broker_pid);
-        thread::sleep(run.counted.end.saturating_duration_since(Instant::now()));
-        let after = Moment::now(plan.broker_pid);
-        let mut outcome = Outcome::new()?;
-        let sent = outcome.producers(producers);
-        await_last(shared, sent.iter().sum());
-        shared.stop.store(true, Ordering::Release);
-        outcome.consumers(consumers);
-        outcome.compare(&sent, shared);
-        if let Some(error) = outcome.failed {
-            return Err(error);
+        let producers = produce::start(scope, shared.run, &routes, &shared.run.beside);
+        monitor.watch(|| are_done(&producers))?;
+        monitor.await_rest(|| are_done(&producers))?;
+        let sent = Tallies::join(producers, shared.run);
+        if let Ok(sent) = &sent {
+            await_last(&mut monitor, shared, sent.expected)?;
         }
-        let latencies = outcome.latencies;
-        let seconds = plan.duration.as_secs_f64();
-        Ok(Report {
-            messages: latencies.count(),
-            seconds,
-            per_second: latencies.count() as f64 / seconds,
-            latency_us: latencies.percentiles(),
-            cost: before.cost_until(&after, latencies.count()),
-            faults: outcome.faults,
-        })
+        shared.stop.store(true, Ordering::Release);
+        let mut faults = Faults::default();
+        let (total, busiest) = join(consumers, readers, sent.as_ref().ok(), &mut faults)?;
+        let sent = sent?;
+        let seen = monitor.finish(sent.last)?;
+        let mut report = Report::new(load, plan, &seen, &total);
+        report.latency_of = match plan.shape.kind {
+            Kind::Plain => "intended send to receipt".to_owned(),
+            Kind::Transaction { .. } => "intended send to receipt after the commit".to_owned(),
+            Kind::Delay { .. } => format!("lateness after {:?} of delay", readers.delay),
+        };
+        report.options.push_str(&format!(
+            ", {} groups of {} consumers",
+            readers.groups, readers.consumers
+        ));
+        let [p50, _, p99, ..] = sent.total.latencies.percentiles();
+        report.details = vec![
+            (
+                "sends per second".to_owned(),
+                sent.total.messages as f64 / seen.seconds,
+            ),
+            ("send p50 us".to_owned(), p50 as f64),
+            ("send p99 us".to_owned(), p99 as f64),
+        ];
+        report.refused = sent.total.errors;
+        report.faults = sent.faults;
+        report.faults.add(&faults);
+        report.judge_client(busiest.max(sent.busiest));
+        Ok(report)
     })
 }
 
-type Joined<'scope, T> = Vec<thread::ScopedJoinHandle<'scope, Result<T, BenchError>>>;
-
-/// What all threads saw.
-struct Outcome {
-    latencies: Latencies,
-    faults: Faults,
-    failed: Option<BenchError>,
-}
-
-impl Outcome {
-    fn new() -> Result<Self, BenchError> {
-        Ok(Self {
-            latencies: Latencies::new()?,
-            faults: Faults::default(),
-            failed: None,
-        })
-    }
-
-    /// Sends accepted from each producer.
-    fn producers(&mut self, threads: Joined<'_, Tally>) -> Vec<u64> {
-        let mut accepted = Vec::new();
-        for thread in threads {
-            match thread.join() {
-                Ok(Ok(tally)) => {
-                    self.faults.add(&tally.faults);
-                    accepted.push(tally.accepted);
-                }
-                Ok(Err(error)) => self.failed = Some(error),
-                Err(_) => self.failed = Some(panicked("producer")),
-            }
-        }
-        accepted
-    }
-
-    fn consumers(&mut self, threads: Joined<'_, (Latencies, Faults)>) {
-        for thread in threads {
-            match thread.join() {
-                Ok(Ok((latencies, faults))) => {
-                    self.faults.add(&faults);
-                    self.failed = self.latencies.add(&latencies).err().or(self.failed.take());
-                }
-                Ok(Err(error)) => self.failed = Some(error),
-                Err(_) => self.failed = Some(panicked("consumer")),
-            }
+/// Every queue of the topics, from its end on.
+fn ends(plan: &Plan, routes: &[Route]) -> Result<Vec<Queue>, BenchError> {
+    let mut client = plan.connect(route::one_broker(routes)?)?;
+    let mut queues = Vec::new();
+    for route in routes {
+        for id in 0..route.queues {
+            let next = end_of(&mut client, request::GET_MAX_OFFSET, &route.topic, id)?;
+            queues.push(Queue::new(&route.topic, id, next, i64::MAX));
         }
     }
-
-    fn compare(&mut self, sent: &[u64], shared: &Received<'_>) {
-        let arrivals = shared
-            .arrivals
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        for (producer, count) in (0..).zip(sent) {
-            for _ in 0..arrivals.missing(producer, *count) {
-                self.faults.count("message acknowledged and never received");
-            }
-        }
-    }
-}
-
-fn panicked(who: &str) -> BenchError {
-    BenchError::System(format!("a {who} thread panicked"))
+    Ok(queues)
 }
 
 /// Waits until as many messages arrived as were accepted.
-fn await_last(shared: &Received<'_>, accepted: u64) {
-    let limit = Instant::now() + LAST_WAIT;
-    while shared.received.load(Ordering::Acquire) < accepted && Instant::now() < limit {
-        thread::sleep(Duration::from_millis(10));
+fn await_last(
+    monitor: &mut Monitor<'_>,
+    shared: &Shared<'_>,
+    expected: u64,
+) -> Result<(), BenchError> {
+    let limit = Instant::now() + LAST_WAIT + shared.readers.delay;
+    let wanted = expected * shared.readers.groups as u64;
+    monitor.await_rest(|| {
+        let received = shared.received.iter().map(|n| n.load(Ordering::Acquire));
+        received.sum::<u64>() >= wanted || Instant::now() >= limit
+    })
+}
+
+/// What all consumers measured, and the largest share of the time that one of them worked; what
+/// each group lacks or has twice is a fault.
+fn join(
+    consumers: Vec<ScopedJoinHandle<'_, Result<Tally, BenchError>>>,
+    readers: &Readers,
+    sent: Option<&Tallies>,
+    faults: &mut Faults,
+) -> Result<(Measured, f64), BenchError> {
+    let (mut total, mut busiest) = (Measured::new()?, 0.0_f64);
+    let mut groups = vec![Arrivals::default(); readers.groups];
+    for (number, consumer) in consumers.into_iter().enumerate() {
+        let tally = consumer
+            .join()
+            .map_err(|_| BenchError::System("a consumer thread panicked".to_owned()))??;
+        total.add(&tally.total)?;
+        faults.add(&tally.faults);
+        groups[number / readers.consumers].add(&tally.arrivals, faults);
+        busiest = busiest.max(tally.busy);
     }
+    for group in &groups {
+        for (producer, accepted) in sent
+            .iter()
+            .flat_map(|sent| sent.accepted.iter().enumerate())
+        {
+            let missing = group.missing(producer, accepted);
+            faults.count_many("message acknowledged and never received", missing);
+        }
+    }
+    Ok((total, busiest))
 }
 
 fn consume(
     address: &str,
     queues: Vec<Queue>,
-    shared: &Received<'_>,
-    barrier: &Barrier,
-) -> Result<(Latencies, Faults), BenchError> {
-    let connected = Client::connect(address, ANSWER_TIMEOUT);
-    let mut latencies = Latencies::new()?;
-    barrier.wait();
-    let mut puller = Puller::new(connected?, queues, 32, HOLD);
-    while !shared.stop.load(Ordering::Acquire) {
-        puller.ask()?;
-        // Looks up now and then whether the run is over.
-        puller.answer(
-            Instant::now() + Duration::from_millis(100),
-            |record, faults| {
-                let Some(stamp) = Stamp::read(record.body()).filter(|s| s.run == shared.run.id)
-                else {
-                    return;
-                };
-                if shared.counted.contains(&stamp.intended_ns) {
-                    latencies.record(shared.run.clock.since(stamp.intended_ns));
-                }
-                let is_new = shared
-                    .arrivals
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .note(stamp.producer, stamp.sequence);
-                if is_new {
-                    shared.received.fetch_add(1, Ordering::AcqRel);
-                } else {
-                    faults.count("message received twice");
-                }
-            },
-        )?;
+    shared: &Shared<'_>,
+    number: usize,
+) -> Result<Tally, BenchError> {
+    let run = shared.run;
+    let recorder = Recorder::new(&run.series, number);
+    let connected = run.plan.connect(address);
+    run.ready.wait();
+    if connected.is_err() {
+        run.cut();
     }
-    Ok((latencies, puller.faults))
+    let group = match number / shared.readers.consumers {
+        0 => GROUP.to_owned(),
+        group => format!("{GROUP}_{group}"),
+    };
+    let mut puller = Puller::new(connected?, &group, queues, shared.readers.pull, HOLD);
+    let mut reader = Reader {
+        shared,
+        recorder: recorder?,
+        arrivals: Arrivals::default(),
+        received: 0,
+    };
+    let cpu = process::own_thread_us();
+    let begun = Instant::now();
+    while !shared.stop.load(Ordering::Acquire) {
+        if let Err(error) = reader.step(&mut puller) {
+            puller.faults.count(&error.to_string());
+            run.cut();
+            break;
+        }
+        shared.received[number].store(reader.received, Ordering::Release);
+    }
+    let used = process::own_thread_us().unwrap_or(0) - cpu.unwrap_or(0);
+    Ok(Tally {
+        total: reader.recorder.finish(),
+        arrivals: reader.arrivals,
+        faults: puller.faults,
+        busy: used as f64 / 1e6 / begun.elapsed().as_secs_f64().max(1e-9),
+    })
+}
+
+/// What a consumer notes of the messages that come.
+struct Reader<'a> {
+    shared: &'a Shared<'a>,
+    recorder: Recorder<'a>,
+    arrivals: Arrivals,
+    received: u64,
+}
+
+impl Reader<'_> {
+    fn step(&mut self, puller: &mut Puller) -> Result<(), BenchError> {
+        puller.ask()?;
+        let now = Instant::now();
+        self.recorder.pass(now);
+        // Looks up now and then whether the run is over; the broker may hold a pull for longer.
+        let deadline = (now + Duration::from_millis(100)).min(self.recorder.boundary());
+        let asked = puller.answer(deadline, |record, content, faults| {
+            self.note(record, content, faults);
+        })?;
+        let limit = HOLD + ANSWER_TIMEOUT;
+        if asked.is_none()
+            && puller
+                .waits_since()
+                .is_some_and(|since| since.elapsed() > limit)
+        {
+            return Err(BenchError::System(format!(
+                "no answer to a pull within {limit:?}"
+            )));
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, record: &Record<'_>, content: Content, faults: &mut Faults) {
+        let run = self.shared.run;
+        let Content::Whole(stamp) = content else {
+            return;
+        };
+        if stamp.run != run.id {
+            return;
+        }
+        if run.plan.shape.kind.rolls_back(stamp.sequence) {
+            faults.count("message received that was rolled back");
+            return;
+        }
+        if !self.arrivals.note(stamp.producer, stamp.sequence) {
+            faults.count("message received twice");
+            return;
+        }
+        self.received += 1;
+        let now = Instant::now();
+        let intended = run.clock.at(stamp.intended_ns);
+        let due = intended + self.shared.readers.delay;
+        if now + EARLY < due {
+            faults.count("message delivered before its time");
+        }
+        let counted = run.counts(intended);
+        let latency = now.saturating_duration_since(due);
+        let bytes = record.body().len() as u64;
+        self.recorder.messages(now, 1, bytes, counted);
+        self.recorder.latency(now, latency, 1, counted);
+    }
 }

@@ -1,30 +1,112 @@
-//! What a process on this host used: CPU time and memory, from `/proc`.
+//! What a process on this host used: CPU time, memory, writes and context switches, from `/proc`.
 
 use std::fs;
 
-/// CPU time and anonymous memory of a process at one moment.
+use serde::{Deserialize, Serialize};
+
+/// What a process used up to one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// User and system CPU time, in microseconds.
     pub cpu_us: u64,
-    /// Resident anonymous memory, in bytes: what the process itself holds, not mapped files.
-    pub anonymous_bytes: u64,
-    /// Resident pages of mapped files, in bytes.
-    pub file_bytes: u64,
+    /// Its memory.
+    pub memory: Memory,
+    /// Bytes it caused to be written to storage; `None` where the kernel does not say.
+    pub written: Option<u64>,
+    /// Context switches of its present threads, voluntary and involuntary ones.
+    pub switches: [u64; 2],
+}
+
+/// Resident memory, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Anonymous memory: what the process itself holds.
+    pub anonymous: u64,
+    /// Pages of mapped files.
+    pub file: u64,
+    /// The most there ever was of both together.
+    pub peak: u64,
+}
+
+/// CPU time of the whole machine, in clock ticks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Busy, on all CPUs together.
+    pub busy: u64,
+    /// Busy or idle.
+    pub all: u64,
 }
 
 /// Reads the usage of `pid`; `None` when the process is gone or not visible.
 #[must_use]
 pub fn usage(pid: u32) -> Option<Usage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let ticks = cpu_ticks(&stat)?;
-    let per_second = ticks_per_second();
+    let io = fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
     Some(Usage {
-        cpu_us: ticks * 1_000_000 / per_second,
-        anonymous_bytes: status_bytes(&status, "RssAnon:")?,
-        file_bytes: status_bytes(&status, "RssFile:")?,
+        cpu_us: micros(cpu_ticks(&stat)?),
+        memory: memory(pid)?,
+        written: field(&io, "write_bytes:"),
+        switches: switches(pid),
     })
+}
+
+/// Reads the memory of `pid`; `None` when the process is gone or not visible.
+#[must_use]
+pub fn memory(pid: u32) -> Option<Memory> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    Some(Memory {
+        anonymous: field(&status, "RssAnon:")? * 1024,
+        file: field(&status, "RssFile:")? * 1024,
+        peak: field(&status, "VmHWM:")? * 1024,
+    })
+}
+
+/// CPU time of the calling thread, in microseconds.
+#[must_use]
+pub fn own_thread_us() -> Option<u64> {
+    let stat = fs::read_to_string("/proc/thread-self/stat").ok()?;
+    cpu_ticks(&stat).map(micros)
+}
+
+/// CPU time of all CPUs since the machine started.
+#[must_use]
+pub fn machine() -> Option<Machine> {
+    machine_of(&fs::read_to_string("/proc/stat").ok()?)
+}
+
+fn machine_of(stat: &str) -> Option<Machine> {
+    let line = stat.lines().find(|line| line.starts_with("cpu "))?;
+    // user nice system idle iowait irq softirq steal; what follows is counted in user.
+    let mut ticks = [0; 8];
+    for (tick, text) in ticks.iter_mut().zip(line.split_ascii_whitespace().skip(1)) {
+        *tick = text.parse().ok()?;
+    }
+    let all = ticks.iter().sum();
+    let idle = ticks[3] + ticks[4];
+    Some(Machine {
+        busy: all - idle,
+        all,
+    })
+}
+
+/// Context switches of every thread: the process's own status counts only its first.
+fn switches(pid: u32) -> [u64; 2] {
+    let mut sum = [0; 2];
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return sum;
+    };
+    for thread in threads.flatten() {
+        let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+        let names = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
+        for (sum, name) in sum.iter_mut().zip(names) {
+            *sum += field(&status, name).unwrap_or(0);
+        }
+    }
+    sum
+}
+
+fn micros(ticks: u64) -> u64 {
+    ticks * 1_000_000 / ticks_per_second()
 }
 
 fn ticks_per_second() -> u64 {
@@ -46,10 +128,9 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
     Some(user + system)
 }
 
-fn status_bytes(status: &str, name: &str) -> Option<u64> {
-    let line = status.lines().find(|line| line.starts_with(name))?;
-    let kib: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    line.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -63,8 +144,19 @@ mod tests {
     }
 
     #[test]
+    fn waiting_for_the_disk_is_idle_time() {
+        let stat = "cpu  10 1 5 100 50 2 3 4 9 9\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
+        let expected = Machine { busy: 25, all: 175 };
+        assert_eq!(machine_of(stat), Some(expected));
+    }
+
+    #[test]
     fn the_usage_of_this_process_is_seen() {
         let usage = usage(std::process::id()).unwrap();
-        assert!(usage.anonymous_bytes > 0 && usage.file_bytes > 0);
+        let memory = usage.memory;
+        assert!(memory.anonymous > 0 && memory.file > 0 && memory.peak > memory.file);
+        assert!(usage.switches[0] > 0);
+        assert!(own_thread_us().is_some());
+        assert!(machine().unwrap().busy > 0);
     }
 }

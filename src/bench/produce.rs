@@ -5,165 +5,160 @@
 //! loop keeps a fixed number of sends in flight: it slows down with the broker, and its latencies
 //! are those of this load, not of clients that send at their own pace. The report says which.
 
-use std::ops::Range;
-use std::sync::Barrier;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Instant;
 
 use saturnmq_net::client::Client;
 use saturnmq_net::codes::{request, response};
+use saturnmq_net::command::Command;
+use saturnmq_net::messages::message_id;
 use saturnmq_net::messages::send::SendRequest;
-use serde::Serialize;
 
-use super::payload::{Clock, STAMP_BYTES, Stamp};
-use super::route::{self, Route, TEMPLATE};
-use super::{ANSWER_TIMEOUT, BenchError, Cost, Faults, Latencies, Moment, Schedule, now_ms};
+use super::faults::Faults;
+use super::message::{Composer, Kind, PRODUCER_GROUP};
+use super::monitor::Monitor;
+use super::payload::{Numbers, Stamp};
+use super::plan::{Pace, Plan, Run, Schedule};
+use super::recorder::{Measured, Recorder, Series};
+use super::report::Report;
+use super::route::{Route, TEMPLATE};
+use super::{ANSWER_TIMEOUT, BenchError, now_ms, process};
 
 /// Most sends in flight on a connection of an open loop; more are due then than are sent.
 const MAX_IN_FLIGHT: usize = 4096;
 
-/// How sends follow each other.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Pace {
-    /// A fixed number in flight per connection.
-    Closed {
-        /// That number.
-        in_flight: usize,
-    },
-    /// A fixed number per second, of all connections together.
-    Open {
-        /// That number.
-        rate: f64,
-    },
-}
-
-/// What to send, and for how long.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// Name server, `host:port`.
-    pub name_server: String,
-    /// Topics; each connection sends to all of them in turn, beginning at its own place.
-    pub topics: Vec<String>,
-    /// Connections, each on its own thread.
-    pub connections: usize,
-    /// Open or closed loop.
-    pub pace: Pace,
-    /// Body bytes of a message.
-    pub size: usize,
-    /// Time that is not counted, first.
-    pub warm_up: Duration,
-    /// Time that is counted.
-    pub duration: Duration,
-    /// Broker process on this host whose CPU time and memory are reported.
-    pub broker_pid: Option<u32>,
-}
-
-/// What was measured.
-#[derive(Debug, Clone, Serialize)]
-pub struct Report {
-    /// Messages answered SEND_OK in the counted time.
-    pub messages: u64,
-    /// Sends answered otherwise in the counted time.
-    pub refused: u64,
-    /// Counted seconds.
-    pub seconds: f64,
-    /// Messages per second.
-    pub per_second: f64,
-    /// Latency percentiles in microseconds: 50, 90, 99, 99.9, 99.99 and the maximum.
-    pub latency_us: [u64; 6],
-    /// What it cost.
-    #[serde(flatten)]
-    pub cost: Cost,
-    /// What was wrong.
-    pub faults: Faults,
-}
-
-/// What all producers of a run have in common.
-#[derive(Debug, Clone)]
-pub struct Run {
-    /// Tells its messages from those of other runs.
-    pub id: u64,
-    /// Moments of the run.
-    pub clock: Clock,
-    /// When sends are counted.
-    pub counted: Range<Instant>,
-    /// Open or closed loop.
-    pub pace: Pace,
-    /// When the first send is due.
-    pub begin: Instant,
-    /// Number of producers.
-    pub producers: usize,
-    /// Body bytes of a message.
-    pub size: usize,
-}
+/// Bit of the system flag: the message is prepared.
+const PREPARED: i32 = 0x4;
+/// `commitOrRollback` of a commit and of a rollback.
+const COMMIT: i32 = 0x8;
+const ROLLBACK: i32 = 0xC;
 
 /// What one producer saw.
 pub struct Tally {
-    latencies: Latencies,
-    refused: u64,
-    /// Sends answered SEND_OK, counted or not.
-    pub accepted: u64,
+    /// What was counted.
+    pub total: Measured,
+    /// Messages answered SEND_OK that a consumer must get, counted or not.
+    pub accepted: Numbers,
+    /// How many those are.
+    pub expected: u64,
     /// What was wrong.
     pub faults: Faults,
+    /// When it had its last answer.
+    pub last: Instant,
+    /// Share of the time that its thread worked, from 0 to 1.
+    pub busy: f64,
+}
+
+/// What all producers of a run saw.
+pub struct Tallies {
+    /// What was counted.
+    pub total: Measured,
+    /// By producer: the messages that a consumer must get.
+    pub accepted: Vec<Numbers>,
+    /// How many those are.
+    pub expected: u64,
+    /// What was wrong.
+    pub faults: Faults,
+    /// When the last of them had its last answer.
+    pub last: Instant,
+    /// Largest share of the time that one of the threads worked.
+    pub busiest: f64,
+}
+
+impl Tallies {
+    /// Waits for all producers.
+    ///
+    /// # Errors
+    /// [`BenchError`] when one could not begin.
+    pub fn join(workers: Vec<Worker<'_>>, run: &Run<'_>) -> Result<Self, BenchError> {
+        let mut all = Self {
+            total: Measured::new()?,
+            accepted: Vec::new(),
+            expected: 0,
+            faults: Faults::default(),
+            last: run.counted_from,
+            busiest: 0.0,
+        };
+        for worker in workers {
+            let tally = worker
+                .join()
+                .map_err(|_| BenchError::System("a producer thread panicked".to_owned()))??;
+            all.total.add(&tally.total)?;
+            all.faults.add(&tally.faults);
+            all.accepted.push(tally.accepted);
+            all.expected += tally.expected;
+            all.last = all.last.max(tally.last);
+            all.busiest = all.busiest.max(tally.busy);
+        }
+        Ok(all)
+    }
+}
+
+/// A producer's thread.
+pub type Worker<'scope> = ScopedJoinHandle<'scope, Result<Tally, BenchError>>;
+
+/// Starts the producers of a run, which are the first workers of `series`.
+pub fn start<'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    run: &'scope Run<'scope>,
+    routes: &'scope [Route],
+    series: &'scope Series,
+) -> Vec<Worker<'scope>> {
+    (0..run.plan.connections)
+        .map(|index| {
+            scope.spawn(move || {
+                let producer = Producer::connect(run, routes, index, series);
+                if producer.is_err() {
+                    run.cut();
+                }
+                producer?.run()
+            })
+        })
+        .collect()
+}
+
+/// Whether all threads have ended.
+pub fn are_done<T>(workers: &[ScopedJoinHandle<'_, T>]) -> bool {
+    workers.iter().all(ScopedJoinHandle::is_finished)
 }
 
 /// Runs the plan.
 ///
 /// # Errors
-/// [`BenchError`] when there is no route, a connection fails or an answer does not come.
+/// [`BenchError`] when there is no route or a connection cannot be made.
 pub fn run(plan: &Plan) -> Result<Report, BenchError> {
-    let routes = route::find(&plan.name_server, &plan.topics)?;
-    let barrier = Barrier::new(plan.connections);
-    let origin = Instant::now();
-    let begin = origin + Duration::from_millis(200);
-    let counted_from = begin + plan.warm_up;
-    let run = Run {
-        id: now_ms().unsigned_abs(),
-        clock: Clock { origin },
-        counted: counted_from..counted_from + plan.duration,
-        pace: plan.pace,
-        begin,
-        producers: plan.connections,
-        size: plan.size,
-    };
+    let routes = plan.routes()?;
+    let run = Run::soon(plan, plan.connections, 0);
+    let mut monitor = Monitor::new(&run)?;
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..plan.connections)
-            .map(|index| {
-                let (run, routes, barrier) = (&run, routes.as_slice(), &barrier);
-                scope.spawn(move || Producer::connect(run, routes, index, barrier)?.run())
-            })
-            .collect();
-        thread::sleep(counted_from.saturating_duration_since(Instant::now()));
-        let (before, started) = (Moment::now(plan.broker_pid), Instant::now());
-        thread::sleep(run.counted.end.saturating_duration_since(Instant::now()));
-        let after = Moment::now(plan.broker_pid);
-        let seconds = started.elapsed().as_secs_f64();
-        let mut latencies = Latencies::new()?;
-        let (mut refused, mut faults) = (0, Faults::default());
-        for worker in workers {
-            let tally = worker
-                .join()
-                .map_err(|_| BenchError::System("a producer thread panicked".to_owned()))??;
-            latencies.add(&tally.latencies)?;
-            refused += tally.refused;
-            faults.add(&tally.faults);
-        }
-        let messages = latencies.count();
-        Ok(Report {
-            messages,
-            refused,
-            seconds,
-            per_second: messages as f64 / seconds,
-            latency_us: latencies.percentiles(),
-            cost: before.cost_until(&after, messages),
-            faults,
-        })
+        let workers = start(scope, &run, &routes, &run.series);
+        monitor.watch(|| are_done(&workers))?;
+        monitor.await_rest(|| are_done(&workers))?;
+        let all = Tallies::join(workers, &run)?;
+        let seen = monitor.finish(all.last)?;
+        let mut report = Report::new("produce", plan, &seen, &all.total);
+        report.faults = all.faults;
+        report.judge_client(all.busiest);
+        Ok(report)
     })
+}
+
+/// A send on its way.
+#[derive(Clone, Copy)]
+struct Sent {
+    /// Its number, until it was answered.
+    opaque: Option<i32>,
+    /// From when its latency counts.
+    since: Instant,
+    /// Number of its first message.
+    sequence: u64,
+    /// Bytes of the bodies.
+    bytes: u64,
 }
 
 /// One connection's sends.
 pub struct Producer<'a> {
-    run: &'a Run,
+    run: &'a Run<'a>,
     client: Client,
     routes: &'a [Route],
     index: usize,
@@ -171,32 +166,45 @@ pub struct Producer<'a> {
     turn: usize,
     /// Queue of the next send, before it is fitted to the topic's queues.
     next_queue: i32,
-    body: Vec<u8>,
+    composer: Composer,
     sequence: u64,
     outstanding: usize,
-    /// Moments from which latencies count, by opaque modulo their number, which is above the
-    /// number in flight.
-    since: Vec<Instant>,
-    tally: Tally,
+    /// Counted messages that are left to send.
+    left: Option<u64>,
+    /// By opaque modulo their number, which is above the number in flight.
+    sent: Vec<Sent>,
+    recorder: Recorder<'a>,
+    accepted: Numbers,
+    expected: u64,
+    faults: Faults,
+    last: Instant,
 }
 
 impl<'a> Producer<'a> {
-    /// Connects producer `index` and waits for the others.
+    /// Connects producer `index`, which is that worker of the series, and waits for the others.
     ///
     /// # Errors
     /// [`BenchError`] when the broker cannot be reached.
     pub fn connect(
-        run: &'a Run,
+        run: &'a Run<'a>,
         routes: &'a [Route],
         index: usize,
-        barrier: &Barrier,
+        series: &'a Series,
     ) -> Result<Self, BenchError> {
+        let recorder = Recorder::new(series, index);
         let turn = index % routes.len();
-        let connected = Client::connect(routes[turn].address.as_str(), ANSWER_TIMEOUT);
-        barrier.wait();
-        let in_flight = match run.pace {
+        let connected = run.plan.connect(&routes[turn].address);
+        run.ready.wait();
+        let in_flight = match run.plan.pace {
             Pace::Closed { in_flight } => in_flight,
             Pace::Open { .. } => MAX_IN_FLIGHT,
+        };
+        let number = u32::try_from(index).unwrap_or(u32::MAX);
+        let nothing = Sent {
+            opaque: None,
+            since: run.begin,
+            sequence: 0,
+            bytes: 0,
         };
         Ok(Self {
             run,
@@ -205,46 +213,79 @@ impl<'a> Producer<'a> {
             index,
             turn,
             next_queue: i32::try_from(index).unwrap_or(0),
-            body: vec![b'x'; run.size],
+            composer: Composer::new(&run.plan.shape, run.plan.seed, run.id, number),
             sequence: 0,
             outstanding: 0,
-            since: vec![Instant::now(); (in_flight * 2).next_power_of_two()],
-            tally: Tally {
-                latencies: Latencies::new()?,
-                refused: 0,
-                accepted: 0,
-                faults: Faults::default(),
-            },
+            left: run.share(index),
+            // A transaction's end takes a number of its own.
+            sent: vec![nothing; (in_flight * 4).next_power_of_two()],
+            recorder: recorder?,
+            accepted: Numbers::default(),
+            expected: 0,
+            faults: Faults::default(),
+            last: run.begin,
         })
     }
 
-    /// Sends until the end of the counted time and waits for the last answers.
+    /// Sends until the end of the counted time and waits for the last answers. A connection that
+    /// fails meanwhile ends the run, as a fault.
     ///
     /// # Errors
-    /// [`BenchError`] when the connection fails or an answer does not come.
+    /// None yet; the threads of all loads end alike.
     pub fn run(mut self) -> Result<Tally, BenchError> {
-        match self.run.pace {
-            Pace::Closed { in_flight } => self.closed(in_flight)?,
-            Pace::Open { rate } => self.open(rate)?,
+        let cpu = process::own_thread_us();
+        let begun = Instant::now();
+        let ended = match self.run.plan.pace {
+            Pace::Closed { in_flight } => self.closed(in_flight),
+            Pace::Open { rate } => self.open(rate),
+        };
+        if let Err(error) = ended {
+            self.faults.count(&error.to_string());
+            let unanswered = self.outstanding as u64 * u64::from(self.run.plan.shape.batch);
+            self.faults
+                .count_many("message without an answer", unanswered);
+            self.run.cut();
         }
-        Ok(self.tally)
+        let used = process::own_thread_us().unwrap_or(0) - cpu.unwrap_or(0);
+        Ok(Tally {
+            total: self.recorder.finish(),
+            accepted: self.accepted,
+            expected: self.expected,
+            faults: self.faults,
+            last: self.last,
+            busy: used as f64 / 1e6 / begun.elapsed().as_secs_f64().max(1e-9),
+        })
+    }
+
+    fn is_over(&self, next: Instant) -> bool {
+        next >= self.run.end() || self.left == Some(0)
     }
 
     fn closed(&mut self, in_flight: usize) -> Result<(), BenchError> {
-        let until = self.run.counted.end;
+        thread::sleep(self.run.begin.saturating_duration_since(Instant::now()));
         for _ in 0..in_flight {
-            self.queue_one(Instant::now())?;
+            if !self.is_over(Instant::now()) {
+                self.queue_one(Instant::now())?;
+            }
         }
         self.client.flush()?;
+        let mut heard = Instant::now();
         while self.outstanding > 0 {
-            if !self.answer(Instant::now() + ANSWER_TIMEOUT)? {
-                return Err(silent());
-            }
+            let deadline = self.recorder.boundary().min(heard + ANSWER_TIMEOUT);
+            let came = self.answer(deadline)?;
             let now = Instant::now();
+            if !came {
+                self.recorder.pass(now);
+                if now >= heard + ANSWER_TIMEOUT {
+                    return Err(silent());
+                }
+                continue;
+            }
+            heard = now;
             // Answers that came together are followed by sends that go together, as from a client
             // whose threads were all woken by one read.
             loop {
-                if now < until {
+                if !self.is_over(now) {
                     self.queue_one(Instant::now())?;
                 }
                 if !self.answer(now)? {
@@ -257,20 +298,22 @@ impl<'a> Producer<'a> {
     }
 
     fn open(&mut self, rate: f64) -> Result<(), BenchError> {
-        let mut schedule = Schedule::new(self.run.begin, rate, self.run.producers, self.index);
-        let until = self.run.counted.end;
+        let plan = self.run.plan;
+        let sends = rate / f64::from(plan.shape.batch);
+        let mut schedule = Schedule::new(self.run.begin, sends, plan.connections, self.index);
         let mut heard = Instant::now();
         loop {
             let now = Instant::now();
+            self.recorder.pass(now);
             while schedule.due() <= now
-                && schedule.due() < until
+                && !self.is_over(schedule.due())
                 && self.outstanding < MAX_IN_FLIGHT
             {
                 self.queue_one(schedule.due())?;
                 schedule.advance();
             }
             self.client.flush()?;
-            let over = schedule.due() >= until;
+            let over = self.is_over(schedule.due());
             if over && self.outstanding == 0 {
                 return Ok(());
             }
@@ -280,13 +323,11 @@ impl<'a> Producer<'a> {
             } else {
                 schedule.due()
             };
-            let mut came = self.answer(wait)?;
-            if came {
+            let mut came = self.answer(wait.min(self.recorder.boundary()))?;
+            if came || self.outstanding == 0 {
                 heard = Instant::now();
-            } else if self.outstanding > 0 && heard.elapsed() > ANSWER_TIMEOUT {
+            } else if heard.elapsed() > ANSWER_TIMEOUT {
                 return Err(silent());
-            } else if self.outstanding == 0 {
-                heard = Instant::now();
             }
             while came {
                 came = self.answer(now)?;
@@ -301,36 +342,48 @@ impl<'a> Producer<'a> {
             self.next_queue = (self.next_queue + 1) & 0xffff;
         }
         let route = &self.routes[self.turn];
-        if self.body.len() >= STAMP_BYTES {
-            let stamp = Stamp {
-                run: self.run.id,
-                producer: u32::try_from(self.index).unwrap_or(u32::MAX),
-                sequence: self.sequence,
-                intended_ns: self.run.clock.ns(since),
-            };
-            stamp.write(&mut self.body);
-        }
+        let shape = &self.run.plan.shape;
+        let made = self.composer.compose(Stamp {
+            run: self.run.id,
+            producer: u32::try_from(self.index).unwrap_or(u32::MAX),
+            sequence: self.sequence,
+            intended_ns: self.run.clock.ns(since),
+        });
+        let is_prepared = matches!(shape.kind, Kind::Transaction { .. });
         let send = SendRequest {
-            producer_group: "saturnmq_bench",
+            producer_group: PRODUCER_GROUP,
             topic: &route.topic,
             default_topic: TEMPLATE,
-            default_topic_queue_nums: 4,
+            default_topic_queue_nums: route.queues,
             queue_id: self.next_queue % route.queues,
+            sys_flag: if is_prepared { PREPARED } else { 0 },
             born_timestamp: now_ms(),
-            properties: "WAIT\u{1}true\u{2}",
+            properties: made.properties,
+            batch: shape.batch > 1,
             ..SendRequest::default()
         };
-        let code = request::SEND_MESSAGE_V2;
         let opaque = self.client.queue(
-            code,
+            made.code,
             false,
-            |fields| send.encode_fields(code, fields),
-            &self.body,
+            |fields| send.encode_fields(made.code, fields),
+            made.body,
         )?;
-        let slot = opaque as u32 as usize % self.since.len();
-        self.since[slot] = since;
-        self.sequence += 1;
+        let slot = opaque as u32 as usize % self.sent.len();
+        self.sent[slot] = Sent {
+            opaque: Some(opaque),
+            since,
+            sequence: self.sequence,
+            bytes: made.bytes,
+        };
+        self.sequence += u64::from(shape.batch);
         self.outstanding += 1;
+        if let Some(left) = self
+            .left
+            .as_mut()
+            .filter(|_| since >= self.run.counted_from)
+        {
+            *left = left.saturating_sub(shape.batch.into());
+        }
         Ok(())
     }
 
@@ -339,27 +392,83 @@ impl<'a> Producer<'a> {
         let Some(command) = self.client.receive(deadline)? else {
             return Ok(false);
         };
+        if !command.is_response() {
+            // The broker asks about transactions that are under way.
+            return Ok(true);
+        }
+        let slot = command.opaque as u32 as usize % self.sent.len();
+        let sent = self.sent[slot];
+        if sent.opaque != Some(command.opaque) {
+            self.faults.count("an answer that nobody asked for");
+            return Ok(true);
+        }
+        self.sent[slot].opaque = None;
         self.outstanding -= 1;
-        let since = self.since[command.opaque as u32 as usize % self.since.len()];
+        let shape = &self.run.plan.shape;
+        let messages = u64::from(shape.batch);
         let now = Instant::now();
-        // An open loop counts what was due in the counted time, a closed one what was answered.
-        let moment = match self.run.pace {
-            Pace::Closed { .. } => now,
-            Pace::Open { .. } => since,
-        };
-        let counted = self.run.counted.contains(&moment);
-        if command.code == response::SUCCESS {
-            self.tally.accepted += 1;
-            if counted {
-                self.tally
-                    .latencies
-                    .record(now.saturating_duration_since(since));
+        self.last = now;
+        let counted = self.run.counts(sent.since);
+        if command.code != response::SUCCESS {
+            self.recorder.errors(now, messages, counted);
+            self.faults.refused(command.code, command.remark);
+            return Ok(true);
+        }
+        let latency = now.saturating_duration_since(sent.since);
+        self.recorder.messages(now, messages, sent.bytes, counted);
+        self.recorder.latency(now, latency, messages, counted);
+        let rolled_back = shape.kind.rolls_back(sent.sequence);
+        if !rolled_back {
+            self.expected += messages;
+            for sequence in sent.sequence..sent.sequence + messages {
+                self.accepted.insert(sequence);
             }
-        } else {
-            self.tally.refused += u64::from(counted);
-            self.tally.faults.refused(command.code, command.remark);
+        }
+        if matches!(shape.kind, Kind::Transaction { .. }) {
+            let end = Ending::of(&command);
+            match end {
+                Some(end) => self.end_transaction(&end, rolled_back)?,
+                None => self.faults.count("SEND_OK without queueOffset or msgId"),
+            }
         }
         Ok(true)
+    }
+
+    fn end_transaction(&mut self, end: &Ending, roll_back: bool) -> Result<(), BenchError> {
+        let code = request::END_TRANSACTION;
+        let fields = |fields: &mut saturnmq_net::encode::Encoder<'_>| {
+            fields
+                .field_str("producerGroup", PRODUCER_GROUP)
+                .field_i64("tranStateTableOffset", end.queue_offset)
+                .field_i64("commitLogOffset", end.log_offset)
+                .field_i32(
+                    "commitOrRollback",
+                    if roll_back { ROLLBACK } else { COMMIT },
+                )
+                .field_bool("fromTransactionCheck", false)
+                .field_str("msgId", &end.id);
+        };
+        self.client.queue(code, true, fields, &[])?;
+        Ok(())
+    }
+}
+
+/// Which prepared message is to be ended.
+struct Ending {
+    queue_offset: i64,
+    log_offset: i64,
+    id: String,
+}
+
+impl Ending {
+    fn of(command: &Command<'_>) -> Option<Self> {
+        let id = command.ext.get("msgId")?;
+        let (_, offset) = message_id::parse(id)?;
+        Some(Self {
+            queue_offset: command.ext.get("queueOffset")?.parse().ok()?,
+            log_offset: i64::try_from(offset).ok()?,
+            id: id.to_owned(),
+        })
     }
 }
 

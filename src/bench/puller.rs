@@ -9,9 +9,11 @@ use saturnmq_net::encode::Encoder;
 use saturnmq_net::messages::pull::{PULL_SUBSCRIPTION, PULL_SUSPEND, PullRequest, PullResponse};
 use saturnmq_storage::format::record::Record;
 
-use super::{ANSWER_TIMEOUT, BenchError, Faults};
+use super::faults::Faults;
+use super::payload::{Content, Filling};
+use super::{ANSWER_TIMEOUT, BenchError};
 
-/// Consumer group of the load generator.
+/// Consumer group of the load generator; where there are more, its name's beginning.
 pub const GROUP: &str = "saturnmq_bench_consumer";
 /// Code of an answer that has no messages yet.
 const NOT_FOUND: i32 = 19;
@@ -29,7 +31,8 @@ pub struct Queue {
     pub next: i64,
     /// Queue offset behind the last message wanted; `i64::MAX` for all that come.
     pub end: i64,
-    opaque: Option<i32>,
+    /// The pull under way, and when it was asked for.
+    asked: Option<(i32, Instant)>,
 }
 
 impl Queue {
@@ -40,7 +43,7 @@ impl Queue {
             id,
             next,
             end,
-            opaque: None,
+            asked: None,
         }
     }
 
@@ -53,26 +56,28 @@ impl Queue {
 /// A connection to a broker and the queues it pulls.
 pub struct Puller {
     client: Client,
+    group: String,
     queues: Vec<Queue>,
     batch: i32,
     wait: Duration,
+    filling: Filling,
     /// What the broker did wrong.
     pub faults: Faults,
 }
 
-/// The ends of a queue.
+/// One end of a queue: `code` is that of the question for the first or for the last offset.
 ///
 /// # Errors
 /// [`BenchError`] when the broker does not say.
-pub fn end_of(client: &mut Client, topic: &str, id: i32) -> Result<i64, BenchError> {
+pub fn end_of(client: &mut Client, code: i32, topic: &str, id: i32) -> Result<i64, BenchError> {
     let fields = |fields: &mut Encoder<'_>| {
         fields.field_str("topic", topic).field_i32("queueId", id);
     };
-    let answer = client.invoke(request::GET_MAX_OFFSET, fields, &[], ANSWER_TIMEOUT)?;
+    let answer = client.invoke(code, fields, &[], ANSWER_TIMEOUT)?;
     offset_of(&answer).ok_or_else(|| {
         let remark = answer.remark.unwrap_or_default();
         let code = answer.code;
-        BenchError::System(format!("the end of {topic}/{id}: code {code}: {remark}"))
+        BenchError::System(format!("an end of {topic}/{id}: code {code}: {remark}"))
     })
 }
 
@@ -82,12 +87,20 @@ fn offset_of(answer: &OwnedCommand) -> Option<i64> {
 
 impl Puller {
     /// Pulls up to `batch` messages at a time; the broker may hold a pull for `wait`.
-    pub fn new(client: Client, queues: Vec<Queue>, batch: i32, wait: Duration) -> Self {
+    pub fn new(
+        client: Client,
+        group: &str,
+        queues: Vec<Queue>,
+        batch: i32,
+        wait: Duration,
+    ) -> Self {
         Self {
             client,
+            group: group.to_owned(),
             queues,
             batch,
             wait,
+            filling: Filling::default(),
             faults: Faults::default(),
         }
     }
@@ -97,18 +110,26 @@ impl Puller {
         self.queues.iter().all(Queue::is_done)
     }
 
+    /// Since when the oldest pull under way has had no answer.
+    pub fn waits_since(&self) -> Option<Instant> {
+        self.queues
+            .iter()
+            .filter_map(|queue| Some(queue.asked?.1))
+            .min()
+    }
+
     /// Asks for the next messages of every queue of which none are asked for.
     ///
     /// # Errors
     /// [`BenchError`] when the connection fails.
     pub fn ask(&mut self) -> Result<(), BenchError> {
         for queue in &mut self.queues {
-            if queue.opaque.is_some() || queue.is_done() {
+            if queue.asked.is_some() || queue.is_done() {
                 continue;
             }
             let suspend = if self.wait.is_zero() { 0 } else { PULL_SUSPEND };
             let pull = PullRequest {
-                consumer_group: GROUP,
+                consumer_group: &self.group,
                 topic: &queue.topic,
                 queue_id: queue.id,
                 queue_offset: queue.next,
@@ -127,30 +148,50 @@ impl Puller {
             let opaque = self
                 .client
                 .queue(code, false, |f| pull.encode_fields(f), &[])?;
-            queue.opaque = Some(opaque);
+            queue.asked = Some((opaque, Instant::now()));
         }
         self.client.flush().map_err(BenchError::from)
     }
 
-    /// Waits for one answer and hands out its messages; false at the deadline.
+    /// Waits for one answer, hands out its messages, and gives the moment at which they were asked
+    /// for; `None` at the deadline.
     ///
     /// # Errors
     /// [`BenchError`] when the connection fails or the answer cannot be read.
     pub fn answer(
         &mut self,
         deadline: Instant,
-        mut each: impl FnMut(&Record<'_>, &mut Faults),
-    ) -> Result<bool, BenchError> {
-        let Some(command) = self.client.receive(deadline)? else {
-            return Ok(false);
-        };
-        let opaque = Some(command.opaque);
-        let Some(queue) = self.queues.iter_mut().find(|queue| queue.opaque == opaque) else {
-            return Ok(true);
-        };
-        queue.opaque = None;
-        take(queue, &command, &mut self.faults, &mut each)?;
-        Ok(true)
+        mut each: impl FnMut(&Record<'_>, Content, &mut Faults),
+    ) -> Result<Option<Instant>, BenchError> {
+        loop {
+            let Some(command) = self.client.receive(deadline)? else {
+                return Ok(None);
+            };
+            if !command.is_response() {
+                continue;
+            }
+            let is_of = |queue: &&mut Queue| {
+                let asked = queue.asked;
+                asked.is_some_and(|(opaque, _)| opaque == command.opaque)
+            };
+            let Some(queue) = self.queues.iter_mut().find(is_of) else {
+                self.faults.count("an answer that nobody asked for");
+                continue;
+            };
+            let Some((_, asked)) = queue.asked.take() else {
+                continue;
+            };
+            let (filling, faults) = (&mut self.filling, &mut self.faults);
+            let mut checked = |record: &Record<'_>, faults: &mut Faults| {
+                let content = filling.check(record.body());
+                if record.check_body().is_err() || content == Content::Damaged {
+                    faults.count("damaged body");
+                }
+                each(record, content, faults);
+            };
+            take(queue, &command, faults, &mut checked)?;
+            return Ok(Some(asked));
+        }
     }
 }
 
@@ -185,9 +226,6 @@ fn take(
             }
         };
         rest = &rest[record.size() as usize..];
-        if record.check_body().is_err() {
-            faults.count("damaged body");
-        }
         match record.queue_offset() {
             offset if offset == queue.next => {}
             offset if offset < queue.next => faults.count("message again or out of order"),

@@ -4,13 +4,17 @@ use saturnmq_net::client::Client;
 use saturnmq_net::codes::{request, response};
 use saturnmq_net::messages::route::TopicRouteData;
 
+use super::plan::Target;
 use super::{ANSWER_TIMEOUT, BenchError};
 
 /// Topic whose route stands in for a topic that does not exist yet.
 pub const TEMPLATE: &str = "TBW102";
 
+/// Queues that a broker gives to a topic that it makes for a sender.
+const NEW_QUEUES: i32 = 4;
+
 /// One topic's broker and queues.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     /// The topic.
     pub topic: String,
@@ -18,18 +22,54 @@ pub struct Route {
     pub address: String,
     /// Its queues that may be written to.
     pub queues: i32,
+    /// Whether it will be made by the first send.
+    pub is_new: bool,
 }
 
 /// The routes of all topics, all asked on one connection.
 ///
 /// # Errors
 /// [`BenchError`] when the name server does not answer or knows no broker.
-pub fn find(name_server: &str, topics: &[String]) -> Result<Vec<Route>, BenchError> {
-    let mut client = Client::connect(name_server, ANSWER_TIMEOUT)?;
-    topics
-        .iter()
-        .map(|topic| find_one(&mut client, name_server, topic))
-        .collect()
+pub fn find(target: &Target, topics: &[String]) -> Result<Vec<Route>, BenchError> {
+    match target {
+        Target::NameServer(address) => {
+            let mut client = Client::connect(address.as_str(), ANSWER_TIMEOUT)?;
+            let find = |topic: &String| find_one(&mut client, address, topic);
+            topics.iter().map(find).collect()
+        }
+        Target::Broker(address) => {
+            let mut client = Client::connect(address.as_str(), ANSWER_TIMEOUT)?;
+            let find = |topic: &String| ask_broker(&mut client, address, topic);
+            topics.iter().map(find).collect()
+        }
+    }
+}
+
+/// The queues that the broker itself has for a topic: as many as it tells the ends of.
+fn ask_broker(client: &mut Client, address: &str, topic: &str) -> Result<Route, BenchError> {
+    let mut queues = 0;
+    let answer = client.invoke(
+        request::GET_TOPIC_STATS_INFO,
+        |fields| {
+            fields.field_str("topic", topic);
+        },
+        &[],
+        ANSWER_TIMEOUT,
+    )?;
+    if answer.code == response::SUCCESS {
+        // One entry per queue; each names its queue once.
+        queues = String::from_utf8_lossy(&answer.body)
+            .matches("\"queueId\"")
+            .count()
+            .try_into()
+            .unwrap_or(i32::MAX);
+    }
+    Ok(Route {
+        topic: topic.to_owned(),
+        address: address.to_owned(),
+        queues: if queues == 0 { NEW_QUEUES } else { queues },
+        is_new: queues == 0,
+    })
 }
 
 fn find_one(client: &mut Client, name_server: &str, topic: &str) -> Result<Route, BenchError> {
@@ -63,8 +103,9 @@ fn find_one(client: &mut Client, name_server: &str, topic: &str) -> Result<Route
             .first()
             .and_then(|broker| broker.broker_addrs.get(&0));
         if let Some(address) = master {
-            let queues = if name == TEMPLATE {
-                queues.min(4)
+            let is_new = name != topic;
+            let queues = if is_new {
+                queues.min(NEW_QUEUES)
             } else {
                 queues
             };
@@ -72,6 +113,7 @@ fn find_one(client: &mut Client, name_server: &str, topic: &str) -> Result<Route
                 topic: topic.to_owned(),
                 address: address.clone(),
                 queues: queues.max(1),
+                is_new,
             });
         }
         "no broker with id 0".clone_into(&mut why);
@@ -81,4 +123,58 @@ fn find_one(client: &mut Client, name_server: &str, topic: &str) -> Result<Route
         topic: topic.to_owned(),
         why,
     })
+}
+
+/// The broker of all these topics.
+///
+/// # Errors
+/// [`BenchError::System`] when they are on several.
+pub fn one_broker(routes: &[Route]) -> Result<&str, BenchError> {
+    let first = routes.first().map_or("", |route| &route.address);
+    match routes.iter().find(|route| route.address != first) {
+        None => Ok(first),
+        Some(route) => Err(BenchError::System(format!(
+            "topic {} is on {}, topic {} on {first}: this load reads from one broker",
+            route.topic, route.address, routes[0].topic
+        ))),
+    }
+}
+
+/// Makes the topics that do not exist yet, so that they can be read before anything is sent.
+///
+/// # Errors
+/// [`BenchError`] when the broker refuses.
+pub fn create(routes: &mut [Route]) -> Result<(), BenchError> {
+    let mut connected: Option<(String, Client)> = None;
+    for route in routes.iter_mut().filter(|route| route.is_new) {
+        let mut client = match connected.take() {
+            Some((address, client)) if address == route.address => client,
+            _ => Client::connect(route.address.as_str(), ANSWER_TIMEOUT)?,
+        };
+        let answer = client.invoke(
+            request::UPDATE_AND_CREATE_TOPIC,
+            |fields| {
+                fields
+                    .field_str("topic", &route.topic)
+                    .field_str("defaultTopic", TEMPLATE)
+                    .field_i32("readQueueNums", route.queues)
+                    .field_i32("writeQueueNums", route.queues)
+                    .field_i32("perm", 6)
+                    .field_str("topicFilterType", "SINGLE_TAG")
+                    .field_i32("topicSysFlag", 0)
+                    .field_bool("order", false);
+            },
+            &[],
+            ANSWER_TIMEOUT,
+        )?;
+        if answer.code != response::SUCCESS {
+            let remark = answer.remark.unwrap_or_default();
+            let (topic, code) = (&route.topic, answer.code);
+            let text = format!("topic {topic} cannot be created: code {code}: {remark}");
+            return Err(BenchError::System(text));
+        }
+        route.is_new = false;
+        connected = Some((route.address.clone(), client));
+    }
+    Ok(())
 }

@@ -1,0 +1,127 @@
+//! The highest rate that a broker holds: climbs until the p99 of an open loop breaks a bound, then
+//! closes in on the place where it did.
+
+use std::time::Duration;
+
+use super::plan::{Pace, Plan};
+use super::report::Report;
+use super::{BenchError, shown_us};
+
+/// Rates that differ by less are one.
+const CLOSE: f64 = 1.05;
+/// Most runs of a search.
+const MAX_STEPS: usize = 40;
+/// Rates between which is searched.
+const RATES: std::ops::Range<f64> = 1.0..10_000_000.0;
+
+/// One rate that was tried.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// Messages per second that were due.
+    pub rate: f64,
+    /// What their p99 was, in microseconds.
+    pub p99_us: u64,
+    /// Whether that is within the bound, without a fault.
+    pub held: bool,
+}
+
+/// Searches from `first` messages per second on; the report is that of the highest rate that held.
+///
+/// # Errors
+/// [`BenchError`] when a run cannot begin, or no rate holds.
+pub fn find(
+    plan: &Plan,
+    first: f64,
+    bound: Duration,
+    mut load: impl FnMut(&Plan) -> Result<Report, BenchError>,
+) -> Result<Report, BenchError> {
+    let bound_us = u64::try_from(bound.as_micros()).unwrap_or(u64::MAX);
+    let mut steps = Vec::new();
+    let mut best: Option<Report> = None;
+    let mut next = Some(first);
+    while let Some(rate) = next {
+        let mut plan = plan.clone();
+        plan.pace = Pace::Open { rate };
+        let report = load(&plan)?;
+        let p99_us = report.latency_us[2];
+        let held = report.faults.total() == 0 && report.messages > 0 && p99_us <= bound_us;
+        if plan.watch.progress {
+            let verdict = if held { "holds" } else { "does not hold" };
+            eprintln!("{rate:.0}/s {verdict}: p99 {}", shown_us(p99_us));
+        }
+        steps.push(Step { rate, p99_us, held });
+        let interrupted = report.interrupted;
+        if held {
+            best = Some(report);
+        }
+        next = if interrupted { None } else { following(&steps) };
+    }
+    let mut report = best.ok_or_else(|| {
+        BenchError::System(format!("no rate was found with a p99 within {bound:?}"))
+    })?;
+    let step = |step: &Step| (format!("p99 us at {:.0}/s", step.rate), step.p99_us as f64);
+    report.details.splice(0..0, steps.iter().map(step));
+    let highest = steps.iter().filter(|step| step.held).map(|step| step.rate);
+    let highest = highest.fold(0.0, f64::max);
+    report
+        .details
+        .insert(0, (format!("held p99 {bound:?} at /s"), highest));
+    Ok(report)
+}
+
+/// The rate to try next: twice or half of the last until both sides are known, then between them.
+fn following(steps: &[Step]) -> Option<f64> {
+    let rates = |held: bool| steps.iter().filter(move |s| s.held == held).map(|s| s.rate);
+    let broke = rates(false).fold(f64::INFINITY, f64::min);
+    // What held above a rate that broke was luck.
+    let held = rates(true).filter(|rate| *rate < broke).fold(0.0, f64::max);
+    let next = if broke == f64::INFINITY {
+        held * 2.0
+    } else if held == 0.0 {
+        broke / 2.0
+    } else if broke / held <= CLOSE {
+        return None;
+    } else {
+        (held * broke).sqrt()
+    };
+    (steps.len() < MAX_STEPS && RATES.contains(&next)).then_some(next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn searched(first: f64, knee: f64) -> Vec<Step> {
+        let mut steps = Vec::new();
+        let mut next = Some(first);
+        while let Some(rate) = next {
+            steps.push(Step {
+                rate,
+                p99_us: 0,
+                held: rate <= knee,
+            });
+            next = following(&steps);
+        }
+        steps
+    }
+
+    #[test]
+    fn the_search_closes_in_from_both_sides() {
+        for (first, knee) in [(1000.0, 123_456.0), (1000.0, 77.0), (500.0, 500.0)] {
+            let steps = searched(first, knee);
+            let held = steps.iter().filter(|step| step.held).map(|step| step.rate);
+            let best = held.fold(0.0, f64::max);
+            assert!(
+                best <= knee && best * CLOSE >= knee,
+                "{first} {knee}: {steps:?}"
+            );
+            assert!(steps.len() < 20, "{} steps", steps.len());
+        }
+    }
+
+    #[test]
+    fn a_search_ends_where_there_is_no_knee() {
+        assert!(searched(1000.0, f64::INFINITY).len() < 20);
+        assert!(searched(1000.0, 0.0).len() < 20);
+    }
+}

@@ -1,0 +1,262 @@
+//! The plots of a report, as SVG.
+
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::Ranged;
+use plotters::prelude::*;
+
+use super::report::Report;
+use super::{BenchError, shown_us};
+
+const SIZE: (u32, u32) = (920, 340);
+const FONT: &str = "sans-serif";
+const GREY: RGBColor = RGBColor(0x66, 0x66, 0x66);
+/// Told apart by people who see few colours, too.
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(0x00, 0x72, 0xB2),
+    RGBColor(0xD5, 0x5E, 0x00),
+    RGBColor(0x00, 0x9E, 0x73),
+    RGBColor(0xCC, 0x79, 0xA7),
+    RGBColor(0xE6, 0x9F, 0x00),
+    RGBColor(0x56, 0xB4, 0xE9),
+];
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Chart<'a, 'b, X, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>;
+type Drawn = Result<(), String>;
+
+/// A line of a plot.
+struct Line {
+    name: String,
+    points: Vec<(f64, f64)>,
+}
+
+/// A report and the name it has in a plot.
+pub type Named<'a> = (&'a str, &'a Report);
+
+fn drawn(draw: impl FnOnce(&Area<'_>) -> Drawn) -> Result<String, BenchError> {
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        draw(&area)
+            .and_then(|()| area.present().map_err(text))
+            .map_err(|error| BenchError::System(format!("a plot: {error}")))?;
+    }
+    Ok(svg)
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Messages per second over time, a line per report.
+///
+/// # Errors
+/// [`BenchError::System`] when it cannot be drawn.
+pub fn throughput(reports: &[Named<'_>]) -> Result<String, BenchError> {
+    let lines = lines_of(reports, |report| {
+        let points = report.series.iter().map(|s| (s.at, s.per_second));
+        vec![(String::new(), points.collect())]
+    });
+    let top = extent(&lines, |point| point.1).1 * 1.1;
+    drawn(|area| {
+        let mut chart = ChartBuilder::on(area)
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(80)
+            .build_cartesian_2d(time(&lines), 0.0..top.max(1.0))
+            .map_err(text)?;
+        chart
+            .configure_mesh()
+            .light_line_style(WHITE)
+            .x_desc("seconds since counting began")
+            .y_desc("messages per second")
+            .label_style((FONT, 13))
+            .y_label_formatter(&|rate| grouped(*rate))
+            .draw()
+            .map_err(text)?;
+        draw_lines(&mut chart, &lines)
+    })
+}
+
+/// Latency over time: p50, p99 and the maximum of each report.
+///
+/// # Errors
+/// [`BenchError::System`] when it cannot be drawn.
+pub fn latency(reports: &[Named<'_>]) -> Result<String, BenchError> {
+    let lines = lines_of(reports, |report| {
+        let of = |index: usize| {
+            let samples = report.series.iter().filter(|s| s.latency_us[3] > 0);
+            let point = |s: &super::monitor::Sample| (s.at, s.latency_us[index] as f64);
+            samples.map(point).collect()
+        };
+        ["p50", "p99", "max"]
+            .into_iter()
+            .zip([0, 1, 3].map(of))
+            .map(|(name, points)| (name.to_owned(), points))
+            .collect()
+    });
+    drawn(|area| {
+        let mut chart = ChartBuilder::on(area)
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(80)
+            .build_cartesian_2d(time(&lines), latencies(&lines).log_scale())
+            .map_err(text)?;
+        chart
+            .configure_mesh()
+            .light_line_style(WHITE)
+            .x_desc("seconds since counting began")
+            .y_desc("latency")
+            .label_style((FONT, 13))
+            .y_label_formatter(&|us| shown_us(*us as u64))
+            .draw()
+            .map_err(text)?;
+        draw_lines(&mut chart, &lines)
+    })
+}
+
+/// Latency by percentile; the axis gives each further nine the same room.
+///
+/// # Errors
+/// [`BenchError::System`] when it cannot be drawn.
+pub fn percentiles(reports: &[Named<'_>]) -> Result<String, BenchError> {
+    let lines = lines_of(reports, |report| {
+        let below = report
+            .curve
+            .iter()
+            .filter(|(percentile, _)| *percentile < 100.0);
+        let points = below.map(|(percentile, us)| (100.0 / (100.0 - percentile), *us as f64));
+        vec![(String::new(), points.collect())]
+    });
+    let right = extent(&lines, |point| point.0).1.max(100.0);
+    drawn(|area| {
+        let mut chart = ChartBuilder::on(area)
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(80)
+            .build_cartesian_2d((1.0..right).log_scale(), latencies(&lines).log_scale())
+            .map_err(text)?;
+        chart
+            .configure_mesh()
+            .light_line_style(WHITE)
+            .x_desc("percentile")
+            .y_desc("latency")
+            .label_style((FONT, 13))
+            .x_label_formatter(&|share| percentile(*share))
+            .y_label_formatter(&|us| shown_us(*us as u64))
+            .draw()
+            .map_err(text)?;
+        draw_lines(&mut chart, &lines)
+    })
+}
+
+/// The name of the percentile that one of so many lies above.
+fn percentile(share: f64) -> String {
+    let text = format!("{:.5}", 100.0 - 100.0 / share);
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    format!("{text} %")
+}
+
+/// A number with its thousands apart.
+pub fn grouped(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        let left = digits.len() - index;
+        if index > 0 && left.is_multiple_of(3) && !text.ends_with('-') {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn lines_of(
+    reports: &[Named<'_>],
+    lines: impl Fn(&Report) -> Vec<(String, Vec<(f64, f64)>)>,
+) -> Vec<Line> {
+    let named = |(name, report): &Named<'_>| {
+        let lines = lines(report).into_iter();
+        let name = (*name).to_owned();
+        lines.map(move |(line, points)| Line {
+            name: format!("{name} {line}").trim().to_owned(),
+            points,
+        })
+    };
+    reports.iter().flat_map(named).collect()
+}
+
+/// The least and the greatest of something, of all points.
+fn extent(lines: &[Line], of: impl Fn(&(f64, f64)) -> f64) -> (f64, f64) {
+    let values = lines.iter().flat_map(|line| line.points.iter().map(&of));
+    let around = |(low, high): (f64, f64), value: f64| (low.min(value), high.max(value));
+    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), around);
+    if low <= high { (low, high) } else { (0.0, 1.0) }
+}
+
+fn time(lines: &[Line]) -> std::ops::Range<f64> {
+    let (from, to) = extent(lines, |point| point.0);
+    from..to.max(from + 1.0)
+}
+
+fn latencies(lines: &[Line]) -> std::ops::Range<f64> {
+    let (low, high) = extent(lines, |point| point.1);
+    low.max(1.0) * 0.8..(high.max(1.0) * 1.25).max(low * 2.0)
+}
+
+fn draw_lines<'a, X, Y>(chart: &mut Chart<'a, 'a, X, Y>, lines: &[Line]) -> Drawn
+where
+    X: Ranged<ValueType = f64>,
+    Y: Ranged<ValueType = f64>,
+    SVGBackend<'a>: DrawingBackend,
+{
+    for (index, line) in lines.iter().enumerate() {
+        let style = COLOURS[index % COLOURS.len()].stroke_width(2);
+        let series = LineSeries::new(line.points.iter().copied(), style);
+        let drawn = chart.draw_series(series).map_err(text)?;
+        if !line.name.is_empty() {
+            drawn
+                .label(line.name.clone())
+                .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], style));
+        }
+    }
+    if lines.iter().any(|line| !line.name.is_empty()) {
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .label_font((FONT, 13))
+            .background_style(WHITE.mix(0.8))
+            .border_style(GREY.mix(0.4))
+            .draw()
+            .map_err(text)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_percentiles_are_written_as_people_do() {
+        for (number, text) in [
+            (0.0, "0"),
+            (999.0, "999"),
+            (1e3, "1,000"),
+            (-1e6, "-1,000,000"),
+        ] {
+            assert_eq!(grouped(number), text);
+        }
+        for (share, text) in [(1.0, "0 %"), (10.0, "90 %"), (10_000.0, "99.99 %")] {
+            assert_eq!(percentile(share), text);
+        }
+    }
+
+    #[test]
+    fn a_run_without_a_message_has_plots_too() {
+        let empty = Report::default();
+        for plot in [throughput, latency, percentiles] {
+            assert!(plot(&[("a", &empty)]).unwrap().starts_with("<svg"));
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! What a run is found to have been: the same fields for every kind of load, as JSON and as text.
+
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+
+use super::environment::Environment;
+use super::faults::Faults;
+use super::monitor::{Observed, Sample};
+use super::plan::Plan;
+use super::recorder::Measured;
+use super::{BenchError, shown_us};
+
+/// A thread of the load generator that worked for this share of the time had no time to wait.
+const BUSY_THREAD: f64 = 0.9;
+/// From this share on the machine counts as full.
+const FULL_MACHINE: f64 = 0.95;
+
+/// What broker and load generator used in the counted time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Cost {
+    /// Broker CPU microseconds per message.
+    pub broker_cpu_us: Option<f64>,
+    /// CPUs that the broker kept busy.
+    pub broker_cores: Option<f64>,
+    /// Most anonymous memory that the broker was seen to have, in bytes.
+    pub broker_anonymous_bytes: Option<u64>,
+    /// Most resident file pages that the broker was seen to have, in bytes.
+    pub broker_file_bytes: Option<u64>,
+    /// Most resident memory of both kinds in the broker's whole life, in bytes.
+    pub broker_peak_bytes: Option<u64>,
+    /// Bytes that the broker caused to be written per byte of the messages' bodies.
+    pub broker_written_per_byte: Option<f64>,
+    /// Times that the broker's threads went to sleep, per message.
+    pub broker_switches: Option<f64>,
+    /// Times that the broker's threads were made to give up a CPU, per message.
+    pub broker_preempted: Option<f64>,
+    /// This process's CPU microseconds per message.
+    pub client_cpu_us: Option<f64>,
+    /// CPUs that this process kept busy.
+    pub client_cores: Option<f64>,
+    /// Share of the machine's CPU time that anybody used, from 0 to 1.
+    pub machine_busy: Option<f64>,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Report {
+    /// Kind of load.
+    pub load: String,
+    /// What was asked for, in words.
+    pub options: String,
+    /// What latencies are of.
+    pub latency_of: String,
+    /// Messages that went well and are counted.
+    pub messages: u64,
+    /// Messages that did not, in the counted time.
+    pub refused: u64,
+    /// Bytes of the bodies, or of the records where whole records were read.
+    pub bytes: u64,
+    /// Counted seconds.
+    pub seconds: f64,
+    /// Messages per second.
+    pub per_second: f64,
+    /// Latency percentiles in microseconds: 50, 90, 99, 99.9, 99.99 and the maximum.
+    pub latency_us: [u64; 6],
+    /// What it cost.
+    #[serde(flatten)]
+    pub cost: Cost,
+    /// What was wrong.
+    pub faults: Faults,
+    /// What throws doubt on the numbers.
+    pub warnings: Vec<String>,
+    /// Whether the run was cut short.
+    pub interrupted: bool,
+    /// More about this kind of load: (name, number).
+    pub details: Vec<(String, f64)>,
+    /// Latency by percentile: (percentile, microseconds).
+    pub curve: Vec<(f64, u64)>,
+    /// The intervals.
+    pub series: Vec<Sample>,
+    /// Where it was measured.
+    pub environment: Environment,
+}
+
+impl Report {
+    /// The report of what was observed and measured.
+    pub fn new(load: &str, plan: &Plan, seen: &Observed, total: &Measured) -> Self {
+        let cost = seen.cost(total.messages, total.bytes);
+        Self {
+            load: load.to_owned(),
+            options: format!("{}, {}", plan.pace_text(), plan.shape_text()),
+            latency_of: "send to SEND_OK".to_owned(),
+            messages: total.messages,
+            refused: total.errors,
+            bytes: total.bytes,
+            seconds: seen.seconds,
+            per_second: total.messages as f64 / seen.seconds,
+            latency_us: total.latencies.percentiles(),
+            cost,
+            faults: Faults::default(),
+            warnings: Vec::new(),
+            interrupted: seen.interrupted,
+            details: Vec::new(),
+            curve: total.latencies.curve(),
+            series: seen.series.clone(),
+            environment: Environment::default(),
+        }
+    }
+
+    /// Warns when the load generator may have been what limited a run; `busiest` is the largest
+    /// share of the time that one of its threads worked.
+    pub fn judge_client(&mut self, busiest: f64) {
+        if busiest > BUSY_THREAD {
+            self.warnings.push(format!(
+                "a thread of the load generator worked for {:.0} % of the time: it may be the \
+                 limit, not the broker; use more connections",
+                busiest * 100.0
+            ));
+        }
+        let cost = &self.cost;
+        let (Some(busy), Some(cores)) = (cost.machine_busy, cost.client_cores) else {
+            return;
+        };
+        // Beside a broker elsewhere, or one that used less, the load generator takes the machine.
+        if busy > FULL_MACHINE && cores > 0.25 * cost.broker_cores.unwrap_or(0.0) {
+            self.warnings.push(format!(
+                "the machine was {:.0} % busy and the load generator kept {cores:.2} CPUs busy: \
+                 a broker alone on it would do better",
+                busy * 100.0
+            ));
+        }
+    }
+
+    /// The report on one line.
+    ///
+    /// # Errors
+    /// [`BenchError::System`] when it cannot be written as JSON.
+    pub fn json(&self) -> Result<String, BenchError> {
+        serde_json::to_string(self).map_err(|error| BenchError::System(error.to_string()))
+    }
+
+    /// The report for people.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write_text(&mut text);
+        text
+    }
+
+    fn write_text(&self, to: &mut String) -> std::fmt::Result {
+        let Self {
+            load,
+            options,
+            seconds,
+            ..
+        } = self;
+        writeln!(to, "{load}: {options}, {seconds:.1} s")?;
+        if self.interrupted {
+            writeln!(to, "cut short; this is the result so far")?;
+        }
+        writeln!(
+            to,
+            "messages   {:>12.0}/s   {:.1} MiB/s   ({} in all, {} refused)",
+            self.per_second,
+            self.bytes as f64 / seconds.max(1e-9) / 1_048_576.0,
+            self.messages,
+            self.refused
+        )?;
+        if !self.curve.is_empty() {
+            let [p50, p90, p99, p999, p9999, max] = self.latency_us.map(shown_us);
+            writeln!(
+                to,
+                "latency    p50 {p50}  p90 {p90}  p99 {p99}  p99.9 {p999}  p99.99 {p9999}  \
+                 max {max}   ({})",
+                self.latency_of
+            )?;
+        }
+        self.write_cost(to)?;
+        for (name, number) in &self.details {
+            writeln!(to, "{name:<28} {number:.2}")?;
+        }
+        for warning in &self.warnings {
+            writeln!(to, "warning    {warning}")?;
+        }
+        for (kind, number) in self.faults.iter() {
+            writeln!(to, "fault      {number} x {kind}")?;
+        }
+        Ok(())
+    }
+
+    fn write_cost(&self, to: &mut String) -> std::fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / 1_048_576.0;
+        let cost = &self.cost;
+        if let (Some(cpu), Some(cores)) = (cost.broker_cpu_us, cost.broker_cores) {
+            write!(
+                to,
+                "broker     {cpu:.1} CPU us per message, {cores:.2} CPUs"
+            )?;
+            if let (Some(sleeps), Some(preempted)) = (cost.broker_switches, cost.broker_preempted) {
+                write!(
+                    to,
+                    ", context switches per message {sleeps:.3} own, {preempted:.3} forced"
+                )?;
+            }
+            writeln!(to)?;
+        }
+        if let Some(written) = cost.broker_written_per_byte {
+            writeln!(to, "written    {written:.2} bytes per byte of body")?;
+        }
+        if let (Some(anonymous), Some(file), Some(peak)) = (
+            cost.broker_anonymous_bytes,
+            cost.broker_file_bytes,
+            cost.broker_peak_bytes,
+        ) {
+            writeln!(
+                to,
+                "memory     {:.1} MiB anonymous, {:.1} MiB of mapped files, {:.1} MiB at its peak",
+                mib(anonymous),
+                mib(file),
+                mib(peak)
+            )?;
+        }
+        if let (Some(cpu), Some(cores)) = (cost.client_cpu_us, cost.client_cores) {
+            writeln!(
+                to,
+                "client     {cpu:.1} CPU us per message, {cores:.2} CPUs"
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,410 @@
+//! `saturnmq bench`: load on any RocketMQ-protocol broker.
+
+mod options;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use crate::bench::end_to_end::Readers;
+use crate::bench::message::Kind;
+use crate::bench::payload::STAMP_BYTES;
+use crate::bench::plan::Plan;
+use crate::bench::report::Report;
+use crate::bench::{
+    BenchError, catch_up, compare, delay, drain, end_to_end, idle, knee, page, produce, topics,
+};
+use options::{RunArgs, SendArgs};
+
+const EXAMPLES: &str = "\
+Examples:
+  saturnmq bench produce --connections 16 --in-flight 8 --seconds 10
+      1 KiB messages to the broker behind 127.0.0.1:9876, as fast as it answers (closed loop)
+  saturnmq bench produce --rate 20000 --size 128*9,1024-65536*1
+      20,000 messages a second whatever the broker does (open loop), nine small ones to one large
+  saturnmq bench produce --find-knee 10ms
+      the highest rate at which 99 of 100 sends are answered within 10 ms
+  saturnmq bench produce --topics 100 --count 1000000 --json
+      a million messages over 100 topics, for scripts
+  saturnmq bench drain --topic saturnmq_bench --pid $(pidof saturnmq)
+      what the topic holds, with the broker's CPU time, memory and writes
+  saturnmq bench end-to-end --rate 1000 --hlog latencies.hlog --report out.html
+      from the moment a message is due to its receipt by a waiting consumer
+  saturnmq bench compare before.json after.json --report out.html
+      ratios of the runs in two files, with their spread
+
+Ctrl-C ends a run with the result so far. Exits with 0 when the broker did everything right, with
+1 otherwise.";
+
+/// Arguments of `bench`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct BenchArgs {
+    /// What kind of load.
+    #[command(subcommand)]
+    pub load: Load,
+}
+
+/// Kinds of load.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Load {
+    /// Send messages and measure until SEND_OK.
+    Produce(SearchArgs),
+    /// Read what topics hold as fast as it comes.
+    Drain(DrainArgs),
+    /// Send at a fixed rate and measure until a consumer that waits has the message.
+    EndToEnd(EndToEndArgs),
+    /// The same with several consumer groups, each of which gets every message.
+    FanOut(FanOutArgs),
+    /// Send over 1, 10, 100 … topics, up to --topics.
+    Topics(ProduceArgs),
+    /// Send beside many idle connections.
+    Connections(ConnectionsArgs),
+    /// Send at a fixed rate while readers drain what the topics hold.
+    CatchUp(CatchUpArgs),
+    /// Send transactions and measure until a consumer has what was committed.
+    Transaction(TransactionArgs),
+    /// Send delayed messages and measure how late they are delivered.
+    Delay(DelayArgs),
+    /// Compare the reports in two or more files.
+    Compare(CompareArgs),
+}
+
+/// Arguments of every load that only sends.
+#[derive(Debug, Clone, Args)]
+pub struct ProduceArgs {
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(flatten)]
+    send: SendArgs,
+}
+
+/// Arguments of `bench produce`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct SearchArgs {
+    #[command(flatten)]
+    load: ProduceArgs,
+    #[command(flatten)]
+    knee: KneeArgs,
+}
+
+/// Whether the highest rate is looked for.
+#[derive(Debug, Clone, Args)]
+pub struct KneeArgs {
+    /// Look for the highest rate whose p99 is within this time, such as 10ms, from --rate on; each
+    /// rate is held for the time of a run.
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    find_knee: Option<Duration>,
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let number: u64 = digits
+        .parse()
+        .map_err(|error| format!("time \"{text}\": {error}"))?;
+    match text.strip_prefix(digits) {
+        Some("us") => Ok(Duration::from_micros(number)),
+        Some("ms") => Ok(Duration::from_millis(number)),
+        Some("s") => Ok(Duration::from_secs(number)),
+        _ => Err(format!("time \"{text}\": its unit must be us, ms or s")),
+    }
+}
+
+/// Arguments of `bench drain`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct DrainArgs {
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(flatten)]
+    read: PullArgs,
+}
+
+/// How messages are read.
+#[derive(Debug, Clone, Args)]
+pub struct PullArgs {
+    /// Most messages of one pull.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 32,
+        value_parser = clap::value_parser!(i32).range(1..=1024)
+    )]
+    pull: i32,
+}
+
+/// Arguments of `bench end-to-end`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct EndToEndArgs {
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(flatten)]
+    send: SendArgs,
+    #[command(flatten)]
+    read: PullArgs,
+    #[command(flatten)]
+    knee: KneeArgs,
+    /// Consuming connections of a group; queues are dealt to them in turn.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4,
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
+    consumers: u16,
+}
+
+/// Arguments of `bench fan-out`.
+#[derive(Debug, Clone, Args)]
+pub struct FanOutArgs {
+    #[command(flatten)]
+    load: EndToEndArgs,
+    /// Consumer groups.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4,
+        value_parser = clap::value_parser!(u16).range(1..=256)
+    )]
+    groups: u16,
+}
+
+/// Arguments of `bench connections`.
+#[derive(Debug, Clone, Args)]
+pub struct ConnectionsArgs {
+    #[command(flatten)]
+    load: ProduceArgs,
+    /// Idle connections.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1000,
+        value_parser = clap::value_parser!(u32).range(1..=50_000)
+    )]
+    idle: u32,
+}
+
+/// Arguments of `bench catch-up`.
+#[derive(Debug, Clone, Args)]
+pub struct CatchUpArgs {
+    #[command(flatten)]
+    load: ProduceArgs,
+    #[command(flatten)]
+    read: PullArgs,
+    /// Reading connections; queues are dealt to them in turn.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 4,
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
+    readers: u16,
+    /// Seconds after which reading is given up.
+    #[arg(
+        long,
+        value_name = "S",
+        default_value_t = 600,
+        value_parser = clap::value_parser!(u32).range(1..=86_400)
+    )]
+    longest: u32,
+}
+
+/// Arguments of `bench transaction`.
+#[derive(Debug, Clone, Args)]
+pub struct TransactionArgs {
+    #[command(flatten)]
+    load: EndToEndArgs,
+    /// Messages of a hundred that are rolled back.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u8).range(0..=100)
+    )]
+    rolled_back: u8,
+}
+
+/// Arguments of `bench delay`.
+#[derive(Debug, Clone, Args)]
+pub struct DelayArgs {
+    #[command(flatten)]
+    load: EndToEndArgs,
+    /// Delay level of the broker.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u8).range(1..)
+    )]
+    level: u8,
+}
+
+/// Arguments of `bench compare`.
+#[derive(Debug, Clone, Args)]
+pub struct CompareArgs {
+    /// Files with what --json printed, one or more runs each; ratios are to the first.
+    #[arg(required = true, num_args = 2.., value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Write an HTML page with plots.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+/// Runs the load and prints the report.
+///
+/// # Errors
+/// [`BenchError`] when nothing could be measured or the broker did something wrong.
+pub fn run(args: &BenchArgs) -> Result<(), BenchError> {
+    match &args.load {
+        Load::Produce(args) => {
+            let plan = args.load.plan(None);
+            let first = args.load.send.rate;
+            measure(&args.load.run, &plan, || {
+                args.knee.search(&plan, first, produce::run)
+            })
+        }
+        Load::Drain(args) => {
+            let plan = args.run.plan(4);
+            measure(&args.run, &plan, || drain::run(&plan, args.read.pull))
+        }
+        Load::EndToEnd(args) => args.measure("end-to-end", Kind::Plain, 1),
+        Load::FanOut(args) => args.load.measure("fan-out", Kind::Plain, args.groups),
+        Load::Topics(args) => {
+            let plan = args.plan(None);
+            measure(&args.run, &plan, || topics::run(&plan))
+        }
+        Load::Connections(args) => {
+            let plan = args.load.plan(None);
+            measure(&args.load.run, &plan, || {
+                idle::run(&plan, args.idle as usize)
+            })
+        }
+        Load::CatchUp(args) => {
+            let plan = args.load.plan(Some(1000));
+            let longest = Duration::from_secs(args.longest.into());
+            measure(&args.load.run, &plan, || {
+                catch_up::run(&plan, args.readers.into(), args.read.pull, longest)
+            })
+        }
+        Load::Transaction(args) => {
+            let rolled_back = args.rolled_back;
+            let kind = Kind::Transaction { rolled_back };
+            args.load.measure("transaction", kind, 1)
+        }
+        Load::Delay(args) => {
+            let kind = Kind::Delay { level: args.level };
+            args.load.measure("delay", kind, 1)
+        }
+        Load::Compare(args) => compared(args),
+    }
+}
+
+impl ProduceArgs {
+    fn plan(&self, rate: Option<u32>) -> Plan {
+        let mut plan = self.run.plan(16);
+        self.send.complete(&mut plan, self.run.warm_up, rate);
+        plan
+    }
+}
+
+impl EndToEndArgs {
+    fn measure(&self, load: &str, kind: Kind, groups: u16) -> Result<(), BenchError> {
+        let mut plan = self.run.plan(4);
+        self.send.complete(&mut plan, self.run.warm_up, Some(1000));
+        plan.shape.kind = kind;
+        check(&plan)?;
+        let delay = match kind {
+            Kind::Delay { level } => delay::of_level(&self.run.address(&plan)?, level)?,
+            _ => Duration::ZERO,
+        };
+        let readers = Readers {
+            groups: groups.into(),
+            consumers: self.consumers.into(),
+            pull: self.read.pull,
+            delay,
+        };
+        measure(&self.run, &plan, || {
+            let run = |plan: &Plan| end_to_end::run(load, plan, &readers);
+            self.knee.search(&plan, self.send.rate, run)
+        })
+    }
+}
+
+impl KneeArgs {
+    /// Runs a load once, or as often as the search for its knee takes.
+    fn search(
+        &self,
+        plan: &Plan,
+        first: Option<u32>,
+        mut load: impl FnMut(&Plan) -> Result<Report, BenchError>,
+    ) -> Result<Report, BenchError> {
+        match self.find_knee {
+            None => load(plan),
+            Some(bound) => knee::find(plan, first.unwrap_or(1000).into(), bound, load),
+        }
+    }
+}
+
+fn measure(
+    args: &RunArgs,
+    plan: &Plan,
+    run: impl FnOnce() -> Result<Report, BenchError>,
+) -> Result<(), BenchError> {
+    args.pin()?;
+    let environment = args.environment(plan)?;
+    let mut report = run()?;
+    report.environment = environment;
+    if let Some(path) = &args.report {
+        write(path, &page::of_run(&report)?)?;
+    }
+    args.tell(&report)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), BenchError> {
+    std::fs::write(path, text)
+        .map_err(|error| BenchError::System(format!("{}: {error}", path.display())))
+}
+
+/// What loads with consumers cannot do.
+fn check(plan: &Plan) -> Result<(), BenchError> {
+    let (shape, no) = (&plan.shape, |text: String| Err(BenchError::System(text)));
+    if (shape.sizes.smallest() as usize) < STAMP_BYTES {
+        return no(format!(
+            "--size {}: this load looks for each message, which needs {STAMP_BYTES} bytes",
+            shape.sizes
+        ));
+    }
+    if shape.batch > 1 && shape.kind != Kind::Plain {
+        return no(format!(
+            "--batch {}: transactions and delayed messages cannot be sent in batches",
+            shape.batch
+        ));
+    }
+    Ok(())
+}
+
+fn compared(args: &CompareArgs) -> Result<(), BenchError> {
+    let files = compare::read_all(&args.files)?;
+    let rows = compare::rows(&files);
+    let table = compare::table(&files, &rows);
+    if args.json {
+        let text = serde_json::to_string(&rows);
+        let text = text.map_err(|error| BenchError::System(error.to_string()))?;
+        println!("{text}");
+    } else {
+        print!("{}", compare::text(&table));
+    }
+    for doubt in compare::doubts(&files) {
+        eprintln!("warning: {doubt}");
+    }
+    match &args.report {
+        Some(path) => write(path, &compare::page(&files, &table)?),
+        None => Ok(()),
+    }
+}
