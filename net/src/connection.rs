@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use nix::sys::socket::{Shutdown, shutdown};
 
@@ -56,6 +57,8 @@ impl Holds {
     pub const RETRY: u8 = 4;
     /// The core's reassembly memory is used up.
     pub const MEMORY: u8 = 8;
+    /// Its requests took their share of this pass.
+    pub const SLICE: u8 = 16;
 
     pub fn set(&mut self, hold: u8) {
         self.0 |= hold;
@@ -69,13 +72,14 @@ impl Holds {
         self.0 & hold != 0
     }
 
-    pub fn only_retry(self) -> bool {
-        self.0 == Self::RETRY
+    /// Whether all of it ends by itself in one of the next passes.
+    pub fn is_short(self) -> bool {
+        self.0 & !(Self::RETRY | Self::SLICE) == 0
     }
 
     /// Whether frames may be given to the protocol.
     pub fn may_parse(self) -> bool {
-        self.0 & (Self::UNSENT | Self::IN_FLIGHT | Self::RETRY) == 0
+        self.0 & (Self::UNSENT | Self::IN_FLIGHT | Self::RETRY | Self::SLICE) == 0
     }
 }
 
@@ -184,6 +188,12 @@ pub(crate) struct Connection {
     pub close_wanted: bool,
     /// Lost, or to be cut: nothing is sent any more.
     pub broken: bool,
+    /// When the incomplete frame in `unread` began, in milliseconds since the core started.
+    pub frame_since_ms: u64,
+    /// The pass in which its requests were handled last.
+    pub pass: u64,
+    /// How long they took in that pass.
+    pub spent: Duration,
     /// Milliseconds since the core started, at the last read or write.
     pub last_active_ms: u64,
 }
@@ -209,6 +219,9 @@ impl Connection {
             starved: false,
             close_wanted: false,
             broken: false,
+            frame_since_ms: now_ms,
+            pass: 0,
+            spent: Duration::ZERO,
             last_active_ms: now_ms,
         }
     }
@@ -234,7 +247,7 @@ impl Connection {
         }
         match self.stage {
             Stage::Open if self.holds == Holds::default() => true,
-            Stage::Open => self.holds.only_retry() && self.unread.len() < stalled_bytes,
+            Stage::Open => self.holds.is_short() && self.unread.len() < stalled_bytes,
             Stage::Lingering => true,
             Stage::Flushing | Stage::Shut => false,
         }

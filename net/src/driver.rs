@@ -237,16 +237,16 @@ impl CoreHandle {
         if self.shared.stopping.load(Ordering::Acquire) {
             return false;
         }
+        // Counted first: the core may have taken and closed it before this thread goes on.
+        self.shared.connections.fetch_add(1, Ordering::Relaxed);
         match self.inbox.try_send(Newcomer {
             socket,
             peer,
             local_port,
         }) {
-            Ok(()) => {
-                self.shared.connections.fetch_add(1, Ordering::Relaxed);
-                true
-            }
+            Ok(()) => true,
             Err(TrySendError::Full(refused) | TrySendError::Disconnected(refused)) => {
+                self.shared.connections.fetch_sub(1, Ordering::Relaxed);
                 tracing::warn!(core = self.shared.index, peer = %refused.peer,
                     "connection refused: the core's inbox is full");
                 false

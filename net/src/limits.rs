@@ -23,11 +23,15 @@ pub struct Limits {
     pub unsent_when_short: usize,
     /// Requests of a connection started and not finished; over it the connection is not read.
     pub requests_in_flight: u32,
-    /// Received bytes a core keeps for frames that are not complete or not taken yet.
+    /// Received bytes a core keeps for frames that are not complete or not taken yet. When they are
+    /// used up, each connection may still have its equal share of as many.
     pub reassembly_bytes: usize,
-    /// How long one connection may take to complete its frame while others are not read because
-    /// the memory for incomplete frames is used up.
+    /// How long a connection may take to complete a frame larger than its share while others are
+    /// not read because that memory is used up: slower ones are closed, the oldest first.
     pub turn: Duration,
+    /// How long one connection's requests may be handled in one pass; the rest waits for the next,
+    /// so that one peer's dear requests do not hold up the others.
+    pub slice: Duration,
     /// Bytes a stalled connection may hold before it is not read any more.
     pub stalled_bytes: usize,
     /// A connection without reads and writes for this long is closed.
@@ -48,6 +52,7 @@ impl Default for Limits {
             requests_in_flight: 4096,
             reassembly_bytes: 64 * 1024 * 1024,
             turn: Duration::from_secs(5),
+            slice: Duration::from_millis(1),
             stalled_bytes: 128 * 1024,
             idle: Duration::from_secs(120),
             stop: Duration::from_secs(10),

@@ -4,6 +4,7 @@
 //! `Protocol::end_of_pass`, then settle each touched connection: send, hold or read on, close.
 //! Always true: bytes of a connection are offered in order, and none is dropped while it is open.
 
+mod memory;
 mod offer;
 mod settle;
 #[cfg(test)]
@@ -115,6 +116,10 @@ pub(crate) struct Core<P> {
     started: Instant,
     now: Instant,
     now_ms: u64,
+    /// Number of the pass, from 1.
+    pass_number: u64,
+    /// Up to when the core's time is charged to connections.
+    charged: Instant,
     busy_until: Instant,
     /// Connections whose unread bytes are to be offered again.
     resume: VecDeque<ConnectionId>,
@@ -122,7 +127,7 @@ pub(crate) struct Core<P> {
     starved: VecDeque<ConnectionId>,
     /// The one connection that may go over the reassembly memory, so that its frame completes.
     favoured: Option<ConnectionId>,
-    /// When it must have completed its frame, if others wait.
+    /// When another one's turn is, if others wait.
     turn_ends: Instant,
     /// Reassembly memory in use, in bytes.
     reassembly: usize,
@@ -148,6 +153,8 @@ impl<P: Protocol> Core<P> {
             started: now,
             now,
             now_ms: 0,
+            pass_number: 0,
+            charged: now,
             busy_until: now,
             resume: VecDeque::new(),
             starved: VecDeque::new(),
@@ -218,6 +225,8 @@ impl<P: Protocol> Core<P> {
     pub fn woke(&mut self) {
         self.shared.asleep.store(false, Ordering::SeqCst);
         self.now = Instant::now();
+        self.charged = self.now;
+        self.pass_number += 1;
         self.now_ms = (self.now - self.started).as_millis() as u64;
     }
 
@@ -422,41 +431,10 @@ impl<P: Protocol> Core<P> {
                 self.reassembly = self.reassembly + connection.unread.capacity() - before;
             }
         }
-        self.end_turn();
-    }
-
-    /// Closes the favoured connection if it kept others from being read for too long: a peer that
-    /// trickles a large frame must not hold up the rest.
-    fn end_turn(&mut self) {
-        if self.starved.is_empty() || self.now < self.turn_ends {
-            return;
+        if !self.starved.is_empty() {
+            self.next_sweep = self.next_sweep.min(self.now + self.turn());
+            self.end_turns();
         }
-        let Some(id) = self.favoured.take() else {
-            return;
-        };
-        if let Some(connection) = self.io.get_mut(id) {
-            connection.broken = true;
-            let peer = connection.peer;
-            if let Some(suppressed) = self.faults.permit(self.now_ms) {
-                tracing::warn!(%peer, suppressed, "connection closed: its frame came too slowly \
-                    while memory for incomplete frames was short");
-            }
-        }
-        self.io.touch(id);
-    }
-
-    pub(crate) fn is_over_memory(&self) -> bool {
-        self.reassembly > self.limits.reassembly_bytes
-    }
-
-    /// Whether the connection must not be read now, for want of memory.
-    pub(crate) fn lacks_memory(&self, id: ConnectionId) -> bool {
-        self.is_over_memory()
-            && self.favoured != Some(id)
-            && self
-                .io
-                .get(id)
-                .is_some_and(|connection| !connection.unread.is_empty())
     }
 
     fn advance_stop<T: Transport>(&mut self, transport: &mut T) {

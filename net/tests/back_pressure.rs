@@ -16,6 +16,8 @@ harness::each_engine! {
     too_many_requests_in_flight_stop_reading_until_they_are_answered,
     incomplete_frames_over_the_memory_all_complete_in_turn,
     a_peer_that_trickles_a_frame_does_not_hold_up_the_rest,
+    frames_of_ordinary_size_are_read_however_many_unfinished_ones_are_held,
+    unfinished_frames_have_had_their_time_all_at_once,
 }
 
 fn a_slow_reader_stops_being_read_and_loses_nothing(engine: Engine) {
@@ -176,5 +178,62 @@ fn a_peer_that_trickles_a_frame_does_not_hold_up_the_rest(engine: Engine) {
         assert!(read_frame(&mut honest).unwrap() == numbered(b'e', number, 300_000));
     }
     until("a silent one was closed", || server.closed() > 0);
+    server.stop();
+}
+
+/// Connections with an unfinished frame each that use up the memory for them.
+fn unfinished(server: &Server, count: usize) -> Vec<std::net::TcpStream> {
+    let mut silent: Vec<_> = (0..count).map(|_| server.connect()).collect();
+    for client in &mut silent {
+        // What is not read any more stays in the sockets' buffers.
+        let part = &numbered(b'e', 1, 500_000)[..200_000];
+        client.write_all(part).unwrap();
+    }
+    let bytes_in = || server.handle.counters().bytes_in.load(Ordering::Relaxed);
+    until("the memory is used up", || bytes_in() > 600_000);
+    silent
+}
+
+fn frames_of_ordinary_size_are_read_however_many_unfinished_ones_are_held(engine: Engine) {
+    let limits = Limits {
+        max_frame: 512 * 1024,
+        reassembly_bytes: 512 * 1024,
+        turn: Duration::from_secs(3600),
+        ..Limits::default()
+    };
+    let server = Server::start(engine, limits);
+    let silent = unfinished(&server, 8);
+    let bytes_in = || server.handle.counters().bytes_in.load(Ordering::Relaxed);
+    let mut honest = server.connect();
+    for number in 0..3 {
+        let sent = numbered(b'e', number, 20_000);
+        let (first, second) = sent.split_at(100);
+        let before = bytes_in();
+        honest.write_all(first).unwrap();
+        until("the first piece is there", || bytes_in() > before);
+        honest.write_all(second).unwrap();
+        assert!(read_frame(&mut honest).unwrap() == sent);
+    }
+    drop(silent);
+    server.stop();
+}
+
+fn unfinished_frames_have_had_their_time_all_at_once(engine: Engine) {
+    // One after the other, they would take longer than the client waits.
+    let limits = Limits {
+        max_frame: 512 * 1024,
+        reassembly_bytes: 512 * 1024,
+        turn: Duration::from_millis(1500),
+        ..Limits::default()
+    };
+    let server = Server::start(engine, limits);
+    let silent = unfinished(&server, 16);
+    let mut honest = server.connect();
+    for number in 0..2 {
+        let sent = numbered(b'e', number, 400_000);
+        honest.write_all(&sent).unwrap();
+        assert!(read_frame(&mut honest).unwrap() == sent);
+    }
+    drop(silent);
     server.stop();
 }

@@ -3,6 +3,8 @@
 //! Frames are parsed where they were received; only a frame that straddles two receives, or that
 //! the protocol does not take yet, is copied to the connection's reassembly buffer.
 
+use std::time::Instant;
+
 use super::{Core, RETRIES_PER_PASS};
 use crate::connection::{ConnectionId, Holds, Stage, Unread};
 use crate::driver::{Protocol, Verdict, count};
@@ -34,6 +36,7 @@ impl<P: Protocol> Core<P> {
         }
         if let Some(connection) = self.io.get_mut(id) {
             let before = connection.unread.capacity();
+            connection.frame_since_ms = self.now_ms;
             connection.unread.append(&bytes[used..], wanted);
             let after = connection.unread.capacity();
             self.reassembly = self.reassembly + after - before;
@@ -85,6 +88,7 @@ impl<P: Protocol> Core<P> {
                 Ok(Parsed::Complete { frame, consumed }) => match self.give(id, frame) {
                     Given::Taken => {
                         unread.consume(consumed);
+                        self.frame_begins(id);
                         if unread.is_empty() {
                             return bytes;
                         }
@@ -121,6 +125,7 @@ impl<P: Protocol> Core<P> {
         match self.protocol.frame(id, frame, &mut self.io) {
             Verdict::Done => {
                 count(&self.shared.counters.frames, 1);
+                self.charge(id);
                 self.hold_if_full(id);
                 Given::Taken
             }
@@ -135,6 +140,34 @@ impl<P: Protocol> Core<P> {
                 self.io.close(id);
                 Given::Closed
             }
+        }
+    }
+
+    fn frame_begins(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.io.get_mut(id) {
+            connection.frame_since_ms = self.now_ms;
+        }
+    }
+
+    /// Charges the time since the last charge to the connection, whose further frames wait for the
+    /// next pass once it has had its slice of this one.
+    fn charge(&mut self, id: ConnectionId) {
+        let now = Instant::now();
+        let took = now - self.charged;
+        self.charged = now;
+        let Some(connection) = self.io.get_mut(id) else {
+            return;
+        };
+        if connection.pass == self.pass_number {
+            connection.spent += took;
+        } else {
+            connection.pass = self.pass_number;
+            connection.spent = took;
+        }
+        if connection.spent >= self.limits.slice {
+            connection.holds.set(Holds::SLICE);
+            self.hurry = true;
+            self.resume_later(id);
         }
     }
 
@@ -193,6 +226,10 @@ impl<P: Protocol> Core<P> {
     }
 
     pub(super) fn offer_again(&mut self) {
+        if self.resume.is_empty() {
+            return;
+        }
+        self.charged = Instant::now();
         let mut refused = 0;
         for _ in 0..self.resume.len() {
             let Some(id) = self.resume.pop_front() else {
@@ -201,8 +238,12 @@ impl<P: Protocol> Core<P> {
             let Some(connection) = self.io.get_mut(id) else {
                 continue;
             };
+            if connection.pass == self.pass_number && connection.holds.has(Holds::SLICE) {
+                self.resume.push_back(id);
+                continue;
+            }
             connection.queued = false;
-            connection.holds.clear(Holds::RETRY);
+            connection.holds.clear(Holds::RETRY | Holds::SLICE);
             if connection.holds.may_parse() {
                 self.offer(id, &[]);
             }

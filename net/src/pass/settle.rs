@@ -112,61 +112,6 @@ impl<P: Protocol> Core<P> {
         }
     }
 
-    /// Over the reassembly memory, connections with an incomplete frame are not read, except one
-    /// at a time, so that its frame completes and its memory becomes free.
-    fn update_memory(&mut self, id: ConnectionId) {
-        let over = self.is_over_memory();
-        let Some(connection) = self.io.get_mut(id) else {
-            return;
-        };
-        if connection.unread.is_empty() || !connection.holds.may_parse() {
-            connection.holds.clear(Holds::MEMORY);
-            if self.favoured == Some(id) {
-                self.favoured = None;
-            }
-        } else if over && self.favoured.is_none() {
-            self.favour(id);
-        } else if over && self.favoured != Some(id) {
-            connection.holds.set(Holds::MEMORY);
-            if !connection.starved {
-                connection.starved = true;
-                self.starved.push_back(id);
-                self.next_sweep = self.next_sweep.min(self.now + self.limits.turn);
-                count(&self.shared.counters.held, 1);
-            }
-        }
-    }
-
-    fn favour(&mut self, id: ConnectionId) {
-        if let Some(connection) = self.io.get_mut(id) {
-            connection.holds.clear(Holds::MEMORY);
-        }
-        self.favoured = Some(id);
-        self.turn_ends = self.now + self.limits.turn;
-    }
-
-    /// Lets connections that wait for reassembly memory go on: all when there is enough, else one.
-    pub(super) fn relieve(&mut self) {
-        let enough = self.reassembly <= self.limits.reassembly_bytes / 2;
-        while !self.starved.is_empty() && (enough || self.favoured.is_none()) {
-            let Some(id) = self.starved.pop_front() else {
-                return;
-            };
-            let Some(connection) = self.io.get_mut(id) else {
-                continue;
-            };
-            connection.starved = false;
-            if connection.stage != Stage::Open {
-                continue;
-            }
-            connection.holds.clear(Holds::MEMORY);
-            if !enough {
-                self.favour(id);
-            }
-            self.io.touch(id);
-        }
-    }
-
     fn update_reading<T: Transport>(&mut self, transport: &mut T, id: ConnectionId) {
         let draining = matches!(self.stop, Stop::Draining(_));
         let stalled_bytes = if self.is_over_memory() {

@@ -183,6 +183,7 @@ fn tight_limits(dice: &mut Dice) -> Limits {
         requests_in_flight: 1 + dice.roll(5) as u32,
         stalled_bytes: 1 + dice.roll(4000) as usize,
         turn: Duration::from_secs(3600),
+        slice: Duration::from_secs(3600 * dice.roll(2)),
         idle: Duration::from_secs(3600),
         ..Limits::default()
     }
@@ -284,5 +285,73 @@ fn stop(mut core: Core<Checker>, mut transport: Script, seed: u64) {
 fn frames_are_taken_once_and_in_order_whatever_the_order_of_events() {
     for seed in 1..=40 {
         run_script(seed);
+    }
+}
+
+/// Counts the frames of each connection.
+struct Counter(Vec<u32>);
+
+impl Protocol for Counter {
+    fn opened(&mut self, _: ConnectionId, _: SocketAddr, _: u16) {
+        self.0.push(0);
+    }
+
+    fn closed(&mut self, _: ConnectionId) {}
+
+    fn frame(&mut self, conn: ConnectionId, _: Frame<'_>, _: &mut Outbox) -> Verdict {
+        self.0[conn.index()] += 1;
+        Verdict::Done
+    }
+
+    fn pass(&mut self, _: Instant, _: &mut Outbox) {}
+
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    fn end_of_pass(&mut self) {}
+
+    fn idle(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn requests_of_one_connection_take_no_more_than_its_slice_of_a_pass() {
+    let mut dice = Dice(1);
+    let (_, mut transport) = start(&mut dice, 1);
+    let (push, inbox) = crossbeam_channel::bounded(LINES);
+    for _ in 0..2 {
+        push.send(Newcomer {
+            socket: std::fs::File::open("/dev/null").unwrap().into(),
+            peer: SocketAddr::from(([127, 0, 0, 1], 1)),
+            local_port: 1,
+        })
+        .unwrap();
+    }
+    let settings = CoreSettings {
+        limits: Limits {
+            // Any request takes longer.
+            slice: Duration::ZERO,
+            ..Limits::default()
+        },
+        ..CoreSettings::new(0, None, Engine::Epoll(String::new()))
+    };
+    let shared = Arc::new(Shared::new(0, inbox).unwrap());
+    let mut core = Core::new(Counter(Vec::new()), settings, shared);
+    core.pass(&mut transport);
+    let [dear, other] = [0, 1].map(|index| core.io.at(index).unwrap());
+    let frame: &[u8] = &[0, 0, 0, 5, 0, 0, 0, 1, b'h'];
+    for pass in 1..=100 {
+        core.woke();
+        core.received(dear, &frame.repeat(50));
+        core.received(other, frame);
+        core.pass(&mut transport);
+        assert_eq!(core.protocol.0, [pass, pass], "frames taken by pass {pass}");
+        assert_eq!(core.plan_wait(), Wait::No, "the rest waits for an event");
     }
 }
