@@ -301,7 +301,11 @@ impl ConsumeQueue {
             .and_then(|offset| offset.checked_mul(ENTRY))
             .filter(|position| *position <= i64::MAX as u64 - self.file_size)
             .ok_or(ConsumeQueueError::Offset { offset })?;
-        if self.files.load().list.is_empty() {
+        let files = self.files.load_full();
+        let bare = self.max_offset() == files.first() && offset > files.first();
+        if files.list.is_empty() || bare {
+            // A crash can leave a file without an entry, and offsets that were given out.
+            self.drop_files(&mut unsynced)?;
             self.begin_at(expected, &mut unsynced)?;
         }
         let max = self.max_offset();

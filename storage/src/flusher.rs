@@ -131,6 +131,7 @@ impl Flusher {
         let queues = ends.collect::<Result<Vec<_>, ConsumeQueueError>>()?;
         self.sync()?;
         let point = ResumePoint {
+            in_doubt: false,
             log_offset: place.end,
             last_record: place.start,
             last_timestamp: place.timestamp,

@@ -489,9 +489,11 @@ impl IndexFile {
             if item.seconds < 0 {
                 break;
             }
+            // The first item counts from the end of the file before, as in Apache RocketMQ.
+            let seconds = if number == 1 { 0 } else { item.seconds };
             let time = header
                 .begin_timestamp
-                .saturating_add(i64::from(item.seconds) * 1000);
+                .saturating_add(i64::from(seconds) * 1000);
             if item.hash == hash && (begin..=end).contains(&time) {
                 out.extend(u64::try_from(item.physical_offset).ok());
             }

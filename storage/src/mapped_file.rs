@@ -166,7 +166,9 @@ impl MappedFile {
 
     /// Stores `bytes` at `position`; only one thread stores to a file.
     pub fn write_at(self: &Arc<Self>, position: u64, bytes: &[u8]) -> Result<(), MappingError> {
-        self.with(|mapping| mapping.write_at(position, bytes))
+        self.with(|mapping| mapping.write_at(position, bytes))?;
+        medium::stored(&self.path, position, bytes.len());
+        Ok(())
     }
 
     /// Stores `bytes` through a descriptor if the file has no mapping and is not to get one now:
@@ -263,7 +265,10 @@ impl MappedFile {
         if end.is_none_or(|end| end > self.size) {
             return Err(failed("write")(io::ErrorKind::InvalidInput.into()));
         }
-        file.write_all_at(bytes, position).map_err(failed("write"))
+        file.write_all_at(bytes, position)
+            .map_err(failed("write"))?;
+        medium::stored(&self.path, position, bytes.len());
+        Ok(())
     }
 
     /// Unmaps after the disk failed: the next access tries the file anew. What was stored is

@@ -43,10 +43,15 @@ fn perform<T>(_request: Request<'_>, run: impl FnOnce() -> io::Result<T>) -> io:
     run()
 }
 
+/// Says that bytes of a mapped file were stored: position and length.
+#[cfg(not(test))]
+#[inline]
+pub(crate) const fn stored(_path: &Path, _position: u64, _len: usize) {}
+
 #[cfg(test)]
 use witness::perform;
 #[cfg(test)]
-pub(crate) use witness::{Witness, listen};
+pub(crate) use witness::{Witness, listen, stored};
 
 /// Waits until a file is on the medium.
 pub(crate) fn sync_file(file: &File) -> io::Result<()> {
@@ -137,6 +142,7 @@ pub(crate) fn forget_cached(path: &Path) -> io::Result<()> {
 mod witness {
     use std::cell::RefCell;
     use std::io;
+    use std::path::Path;
     use std::rc::Rc;
 
     use super::Request;
@@ -148,6 +154,9 @@ mod witness {
 
         /// After it succeeded.
         fn after(&mut self, request: Request<'_>);
+
+        /// Bytes of a mapped file were stored: position and length.
+        fn stored(&mut self, _path: &Path, _position: u64, _len: usize) {}
     }
 
     type Listener = Option<Rc<RefCell<dyn Witness>>>;
@@ -159,6 +168,13 @@ mod witness {
     /// From now on the requests of this thread go to `listener`.
     pub(crate) fn listen(listener: Listener) {
         LISTENER.set(listener);
+    }
+
+    /// Says that bytes of a mapped file were stored: position and length.
+    pub(crate) fn stored(path: &Path, position: u64, len: usize) {
+        if let Some(listener) = LISTENER.with_borrow(Clone::clone) {
+            listener.borrow_mut().stored(path, position, len);
+        }
     }
 
     pub(super) fn perform<T>(

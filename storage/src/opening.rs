@@ -35,6 +35,7 @@ use progress::Progress;
 
 mod cached_entries;
 mod cut;
+mod doubt;
 mod progress;
 mod spoiled;
 
@@ -220,7 +221,7 @@ impl Opening<'_> {
     }
 
     fn run(mut self, checkpoint: CheckpointFile) -> Result<Recovered, OpenError> {
-        if self.resume.is_none() {
+        if self.resume.is_none() || self.in_doubt() {
             cached_entries::settle(self.layout)?;
         }
         let table = self.open_queues()?;
@@ -255,7 +256,7 @@ impl Opening<'_> {
         let believed = self
             .resume
             .as_ref()
-            .is_some_and(|point| point.log_offset == last.end);
+            .is_some_and(|point| point.log_offset == last.end && !point.in_doubt);
         let mut report = self.report;
         report.log_start = self.bases.first().copied().unwrap_or(0);
         report.log_end = log_end;
@@ -289,7 +290,7 @@ impl Opening<'_> {
     }
 
     fn open_queues_once(&self) -> Result<Arc<QueueTable>, OpenError> {
-        let believe_ends = self.resume.is_some();
+        let believe_ends = self.resume.is_some() && !self.in_doubt();
         let known = |topic: &str, queue_id| {
             let queue = self.known.get(topic)?.get(&queue_id)?;
             believe_ends.then_some(queue.max)
@@ -344,6 +345,7 @@ impl Opening<'_> {
         };
         let files = self.resume.as_ref().map_or(0, |point| point.index_files);
         let complete = complete
+            && !self.in_doubt()
             && index.file_count() >= files as usize
             && !self.config.rebuild_queues
             && index.is_sound();
@@ -384,11 +386,15 @@ impl Opening<'_> {
             return self.scan_once(table, wanted, &pass);
         }
         // Before the pass too: it begins lost queues with its own records.
-        let lagging = self.config.rebuild_queues || self.lags(table);
+        let lagging = !index_complete || self.config.rebuild_queues || self.lags(table);
+        if lagging {
+            self.doubt()?;
+        }
         let found = self.scan_once(table, wanted.filter(|_| index_complete), &pass)?;
-        if index_complete && !lagging && !self.lags(table) {
+        if !lagging && !self.lags(table) {
             return Ok(found);
         }
+        self.doubt()?;
         let note = "queues and index are made again from the log";
         self.report.notes.push(note.into());
         let index_again = (!index_complete).then_some(index);
@@ -407,20 +413,6 @@ impl Opening<'_> {
             )));
         }
         Ok(again)
-    }
-
-    /// Whether a queue begins behind or ends before what the resume point says of it.
-    fn lags(&self, table: &QueueTable) -> bool {
-        self.known.iter().any(|(topic, queues)| {
-            queues.iter().any(|(queue_id, known)| {
-                let Some(queue) = table.get(topic, *queue_id) else {
-                    return known.max > 0;
-                };
-                let readable = known.min.filter(|min| *min < known.max);
-                known.max > queue.max_offset()
-                    || readable.is_some_and(|min| min < queue.first_stored())
-            })
-        })
     }
 
     fn scan_once(

@@ -283,6 +283,7 @@ impl Work {
             Task::Prepare(..) if self.retry_at.is_some() => {}
             Task::Prepare(wanted, urgent) => {
                 self.try_step(wanted, urgent);
+                self.next_piece = Instant::now();
                 self.free_piece();
             }
         }

@@ -195,8 +195,13 @@ impl Queue {
     }
 
     /// Ends the making again of a queue from `first` to before `end`: recovery.
-    pub(crate) fn finish_at(&self, first: i64, end: i64) -> Result<(), ConsumeQueueError> {
-        self.files.finish_at(first, end)
+    pub(crate) fn finish_at(
+        &self,
+        first: i64,
+        end: i64,
+        log_min: u64,
+    ) -> Result<(), ConsumeQueueError> {
+        self.files.finish_at(first, end, log_min)
     }
 
     /// The offset after the last entry below `max` whose record begins before `log_offset`.

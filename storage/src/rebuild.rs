@@ -268,7 +268,7 @@ impl<'a> Rebuild<'a> {
             }
             let track = self.track(&queue);
             if let (Some(first), Some(next)) = (track.first, track.next) {
-                queue.finish_at(first, next)?;
+                queue.finish_at(first, next, log_min)?;
             } else {
                 queue.truncate(log_min)?;
                 queue.correct_min(log_min)?;

@@ -18,6 +18,8 @@ use crate::medium;
 
 const MAGIC: &[u8; 8] = b"SaturnRP";
 const VERSION: u32 = 3;
+/// As [`VERSION`], but queues and index are in doubt.
+const DOUBT_VERSION: u32 = 4;
 /// The version before, without sizes, counts and min offsets; it is still read.
 const OLD_VERSION: u32 = 2;
 /// The largest file that is read: some ten million queues.
@@ -26,6 +28,9 @@ const SIZE_MAX: u64 = 1 << 30;
 /// How far the store was on disk.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct ResumePoint {
+    /// Queues and index were being made again from the log when this was stored: they are made
+    /// again once more, whatever stands in them.
+    pub in_doubt: bool,
     /// Every record that ends at or before this log offset has its queue and index entries on
     /// disk.
     pub log_offset: u64,
@@ -123,7 +128,12 @@ impl ResumePoint {
     fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(128 + self.queues.len() * 48);
         out.extend_from_slice(MAGIC);
-        out.extend_from_slice(&VERSION.to_be_bytes());
+        let version = if self.in_doubt {
+            DOUBT_VERSION
+        } else {
+            VERSION
+        };
+        out.extend_from_slice(&version.to_be_bytes());
         out.extend_from_slice(&self.log_offset.to_be_bytes());
         out.extend_from_slice(&self.last_record.to_be_bytes());
         out.extend_from_slice(&self.last_timestamp.to_be_bytes());
@@ -157,7 +167,7 @@ impl ResumePoint {
         let mut rest = Rest(content);
         let is_ours = rest.array::<8>()? == *MAGIC;
         let version = u32::from_be_bytes(rest.array()?);
-        if !is_ours || !matches!(version, VERSION | OLD_VERSION) {
+        if !is_ours || !matches!(version, OLD_VERSION..=DOUBT_VERSION) {
             return Err("it is of another version");
         }
         let is_old = version == OLD_VERSION;
@@ -197,6 +207,7 @@ impl ResumePoint {
             return Err("there is more in it than it says");
         }
         Ok(Self {
+            in_doubt: version == DOUBT_VERSION,
             log_offset,
             last_record,
             last_timestamp,
@@ -250,6 +261,7 @@ mod tests {
             next_offset,
         };
         ResumePoint {
+            in_doubt: false,
             log_offset: 123_456,
             last_record: 123_400,
             last_timestamp: 1_700_000_000_456,
@@ -268,7 +280,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("saturnmq.resume");
         assert_eq!(ResumePoint::load(&path).unwrap(), None);
-        for point in [ResumePoint::default(), point(), ResumePoint::default()] {
+        let in_doubt = ResumePoint {
+            in_doubt: true,
+            ..point()
+        };
+        for point in [
+            ResumePoint::default(),
+            point(),
+            in_doubt,
+            ResumePoint::default(),
+        ] {
             point.store(&path).unwrap();
             assert_eq!(ResumePoint::load(&path).unwrap(), Some(point));
         }

@@ -185,7 +185,11 @@ impl ConsumeQueue {
         if files.list.is_empty() {
             return Ok(());
         }
-        let start = files.list.len().saturating_sub(3);
+        let mut start = files.list.len().saturating_sub(3);
+        // A crash can leave files without an entry in front of others.
+        while start > 0 && valid_prefix(&files.list[start], ENTRY)? == 0 {
+            start -= 1;
+        }
         let mut end = files.base + start as u64 * self.file_size;
         for file in &files.list[start..] {
             let valid = valid_prefix(file, self.file_size)?;
@@ -257,14 +261,18 @@ impl ConsumeQueue {
     }
 
     pub(super) fn set_end(&self, end: i64) -> Result<(), ConsumeQueueError> {
-        let last = if end > self.files.load().first() {
-            self.raw_entry(end - 1)?
-        } else {
-            None
-        };
-        let log_end = last
-            .filter(|last| !last.is_pre_blank())
-            .map_or(0, ConsumeEntry::end);
+        let first = self.files.load().first();
+        let mut log_end = 0;
+        for offset in (first..end).rev() {
+            match self.raw_entry(offset)? {
+                // Blank entries name no record: the one before them tells.
+                Some(entry) if entry.is_pre_blank() => {}
+                entry => {
+                    log_end = entry.map_or(0, ConsumeEntry::end);
+                    break;
+                }
+            }
+        }
         self.log_end.store(log_end, Ordering::Release);
         let end = if self.files.load().list.is_empty() {
             0

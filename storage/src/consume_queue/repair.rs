@@ -17,7 +17,7 @@ impl ConsumeQueue {
         entry: ConsumeEntry,
     ) -> Result<Placed, ConsumeQueueError> {
         let max = self.max_offset();
-        let fill = max > 0 && offset > max && offset - max <= GAP_MAX;
+        let fill = max > self.first_stored() && offset > max && offset - max <= GAP_MAX;
         if fill && entry.end() > self.log_end() {
             let mut unsynced = self.lock();
             if !unsynced.closed {
@@ -45,8 +45,9 @@ impl ConsumeQueue {
         Ok(())
     }
 
-    /// Opens a queue whose end is known from a clean close, with a look at its first and last
-    /// entry and without mapping a file. `None` if the files do not look like that: then
+    /// Opens a queue whose end is known, with a look at its first and last entry. What stands
+    /// behind the end goes: a crash left it, and the log tells what belongs there. No file is
+    /// mapped if there is nothing. `None` if the queue does not reach its end: then
     /// [`ConsumeQueue::open`] it.
     pub fn open_ending(
         consume_queues: &Path,
@@ -58,29 +59,38 @@ impl ConsumeQueue {
     ) -> Result<Option<Self>, ConsumeQueueError> {
         let queue = Self::empty(consume_queues, topic, queue_id, file_size, budget);
         let found = layout::list_fixed_files(queue.directory()?, file_size, SIZE_KEY)?;
-        let (Some(first), Some(last)) = (found.files.first(), found.files.last()) else {
+        let Some(first) = found.files.first() else {
             return Ok((known.max == 0).then_some(queue));
         };
         if found.empty_last.is_some() || known.max <= 0 {
             return Ok(None);
         }
         let last_position = (known.max - 1) as u64 * ENTRY;
-        if last_position < last.base || last_position >= last.base + file_size {
+        let holds_last =
+            |file: &&layout::FixedFile| (file.base..file.base + file_size).contains(&last_position);
+        let Some(last) = found.files.iter().find(holds_last) else {
             return Ok(None);
-        }
+        };
         let place = last_position - last.base;
         let last_file = open_for_look(&last.path)?;
         let Some(last_entry) = look(&last_file, &last.path, place)? else {
             return Ok(None);
         };
         let behind = place + ENTRY;
-        if behind < file_size && look(&last_file, &last.path, behind)?.is_some() {
-            return Ok(None);
-        }
+        let goes_on = found
+            .files
+            .last()
+            .is_some_and(|newest| newest.base > last.base)
+            || (behind < file_size && look(&last_file, &last.path, behind)?.is_some());
         let first_entry = look(&open_for_look(&first.path)?, &first.path, 0)?;
         let all_kept = first_entry
             .is_some_and(|entry| !entry.is_pre_blank() && entry.physical_offset >= known.log_min);
         queue.adopt(found.files, known.max, last_entry);
+        if goes_on {
+            queue.cut_to(known.max)?;
+        } else if last_entry.is_pre_blank() {
+            queue.set_end(known.max)?;
+        }
         if !all_kept {
             queue.correct_min(known.log_min)?;
         }
@@ -203,8 +213,47 @@ mod tests {
             open(150, 2001).map(range),
             Some((11, 150, entry(149).end()))
         );
-        for wrong in [0, 1, 100, 149, 151, 200, 201, 10_000] {
+        for wrong in [0, 151, 200, 201, 10_000] {
             assert!(open(wrong, 0).is_none(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_queue_ends_where_it_is_known_to_end_whatever_a_cut_left_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let offsets: Vec<i64> = (0..650).collect();
+        drop(queue(dir.path(), &offsets));
+        // Behind the known end the cut took single entries and whole files.
+        for (base, from, to) in [(2000, 200, 220), (4000, 0, 2000), (8000, 0, 2000)] {
+            let path = dir.path().join(format!("T/0/{base:020}"));
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes[from..to].fill(0);
+            std::fs::write(&path, bytes).unwrap();
+        }
+        let open = || {
+            let known = KnownEnd {
+                max: 105,
+                log_min: 0,
+            };
+            let budget = MapBudget::new(10);
+            ConsumeQueue::open_ending(dir.path(), "T", 0, SIZE, &budget, known).unwrap()
+        };
+        for _ in 0..2 {
+            let queue = open().unwrap();
+            assert_eq!((queue.min_offset(), queue.max_offset()), (0, 105));
+            assert_eq!(queue.log_end(), entry(104).end());
+        }
+        assert_eq!(
+            std::fs::read_dir(dir.path().join("T/0")).unwrap().count(),
+            2
+        );
+    }
+
+    #[test]
+    fn an_end_in_blank_entries_is_that_of_the_record_before_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let queue = queue(dir.path(), &[0, 1, 2, 50]);
+        queue.cut_to(40).unwrap();
+        assert_eq!((queue.max_offset(), queue.log_end()), (40, entry(2).end()));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::repair::GAP_MAX;
-use super::{ConsumeQueue, ConsumeQueueError, ENTRY, Files, Unsynced, remove};
+use super::{ConsumeQueue, ConsumeQueueError, ENTRY, Files, STEP, Unsynced, remove};
 use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
 
 impl ConsumeQueue {
@@ -90,15 +90,48 @@ impl ConsumeQueue {
         self.set_end(end)
     }
 
-    /// Ends the making again of a queue whose records in the log have the offsets from `first` to
-    /// before `end`: nothing else can be read.
-    pub(crate) fn finish_at(&self, first: i64, end: i64) -> Result<(), ConsumeQueueError> {
+    /// Ends the making again of a queue whose records in the log, which begins at `log_min`, have
+    /// the offsets from `first` to before `end`: nothing else can be read.
+    pub(crate) fn finish_at(
+        &self,
+        first: i64,
+        end: i64,
+        log_min: u64,
+    ) -> Result<(), ConsumeQueueError> {
         self.cut_to(end)?;
+        self.blank_front(first.min(end), log_min)?;
         self.min.store(first.min(end), Ordering::Release);
         Ok(())
     }
 
-    fn drop_files(&self, unsynced: &mut Unsynced) -> Result<(), ConsumeQueueError> {
+    /// Sees to it that nothing before `first` looks like an entry of the log or like damage: what
+    /// is no expired entry becomes a blank one.
+    fn blank_front(&self, first: i64, log_min: u64) -> Result<(), ConsumeQueueError> {
+        let mut unsynced = self.lock();
+        let files = self.files.load_full();
+        let mut at = files.first().max(0) as u64 * ENTRY;
+        let mut bytes = [0; STEP * ENTRY_SIZE];
+        while at < first as u64 * ENTRY {
+            let Some((file, place)) = files.at(at, self.file_size) else {
+                break;
+            };
+            let len = (first as u64 * ENTRY - at).min(self.file_size - place);
+            let part = &mut bytes[..len.min((STEP * ENTRY_SIZE) as u64) as usize];
+            file.read_at(place, part)?;
+            for (index, entry) in part.as_chunks().0.iter().enumerate() {
+                let expired =
+                    |entry: ConsumeEntry| entry.is_pre_blank() || entry.physical_offset < log_min;
+                if !ConsumeEntry::decode(entry).is_some_and(expired) {
+                    let offset = (at / ENTRY) as i64 + index as i64;
+                    self.replace_locked(offset, ConsumeEntry::PRE_BLANK, &mut unsynced)?;
+                }
+            }
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    pub(super) fn drop_files(&self, unsynced: &mut Unsynced) -> Result<(), ConsumeQueueError> {
         let files = self.files.swap(Arc::new(Files::default()));
         for file in &files.list {
             remove(file)?;
@@ -114,6 +147,7 @@ impl ConsumeQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::consume_queue::KnownEnd;
     use crate::mapped_file::MapBudget;
     use std::path::Path;
 
@@ -143,7 +177,7 @@ mod tests {
             assert_eq!(changed, offset == 120);
         }
         assert!(!queue.replace(250, entry(250)).unwrap());
-        queue.finish_at(0, 250).unwrap();
+        queue.finish_at(0, 250, 0).unwrap();
         assert_eq!(queue.entry(120).unwrap(), Some(entry(120)));
         assert_eq!(
             (queue.max_offset(), queue.log_end()),
@@ -158,7 +192,7 @@ mod tests {
         for offset in 20..260 {
             queue.put_at(offset, entry(offset)).unwrap();
         }
-        queue.finish_at(20, 260).unwrap();
+        queue.finish_at(20, 260, 0).unwrap();
         assert_eq!((queue.min_offset(), queue.max_offset()), (20, 260));
         for offset in 20..260 {
             assert_eq!(queue.entry(offset).unwrap(), Some(entry(offset)));
@@ -169,10 +203,36 @@ mod tests {
     fn entries_that_no_record_has_are_cut() {
         let dir = tempfile::tempdir().unwrap();
         let queue = queue(dir.path(), 0..250);
-        queue.finish_at(30, 90).unwrap();
+        queue.finish_at(30, 90, entry(30).physical_offset).unwrap();
         assert_eq!((queue.min_offset(), queue.max_offset()), (30, 90));
         assert_eq!(queue.log_end(), entry(89).end());
         let again = ConsumeQueue::open(dir.path(), "T", 0, 2000, &MapBudget::new(10)).unwrap();
         assert_eq!(again.max_offset(), 90);
+    }
+
+    #[test]
+    fn blank_entries_that_a_cut_took_from_the_front_are_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(queue(dir.path(), 30..90));
+        let path = dir.path().join("T/0/00000000000000000000");
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[..512].fill(0);
+        std::fs::write(&path, bytes).unwrap();
+        let (size, budget) = (2000, MapBudget::new(10));
+        let queue = ConsumeQueue::open(dir.path(), "T", 0, size, &budget).unwrap();
+        for offset in 30..90 {
+            queue.put_at(offset, entry(offset)).unwrap();
+        }
+        queue.finish_at(30, 90, 500).unwrap();
+        assert!(queue.is_dirty());
+        drop(queue);
+        let known = KnownEnd {
+            max: 90,
+            log_min: 500,
+        };
+        let queue = ConsumeQueue::open_ending(dir.path(), "T", 0, size, &budget, known).unwrap();
+        let queue = queue.unwrap();
+        assert_eq!((queue.min_offset(), queue.max_offset()), (30, 90));
+        assert_eq!(queue.entry(30).unwrap(), Some(entry(30)));
     }
 }

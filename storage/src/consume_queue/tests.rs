@@ -420,3 +420,46 @@ fn a_queue_that_is_cut_to_its_first_offset_goes_on_there() {
         Placed::Appended
     );
 }
+
+#[test]
+fn a_queue_whose_only_file_holds_nothing_begins_at_the_offset_of_its_first_record() {
+    let fixture = Fixture::with_entries(5);
+    fixture.queue.truncate(0).unwrap();
+    fs::create_dir_all(fixture.dir.path().join("T/3")).unwrap();
+    fs::write(fixture.path(0), [0; SIZE as usize]).unwrap();
+    let fixture = fixture.reopened();
+    assert_eq!(fixture.range(), (0, 0));
+    for offset in [7, 8] {
+        let placed = fixture.queue.append_in_place(offset, entry(offset as u64));
+        assert_eq!(placed.unwrap(), Placed::Appended);
+    }
+    assert_eq!(fixture.range(), (7, 9));
+    assert_eq!(fixture.queue.entry(7).unwrap(), Some(entry(7)));
+}
+
+#[test]
+fn files_without_an_entry_behind_others_are_not_taken_for_full_ones() {
+    let fixture = Fixture::with_entries(2 * N + 50);
+    // What a cut can leave of files that nobody synced.
+    for base in [3, 4, 5] {
+        let path = fixture.path(base * SIZE);
+        fs::write(path, [0; SIZE as usize]).unwrap();
+    }
+    let fixture = fixture.reopened();
+    assert_eq!(fixture.range(), (0, 2 * N + 50));
+    assert_eq!(fixture.queue.log_end(), (2 * N as u64 + 50) * RECORD);
+}
+
+#[test]
+fn blank_entries_let_no_file_with_a_kept_record_expire() {
+    let fixture = Fixture::with_entries(N - 10);
+    let next = entry(N as u64 + 5);
+    fixture.queue.append_in_place(N + 5, next).unwrap();
+    // The last entries of the first file are blank; the record before them is still there.
+    let kept = entry(N as u64 - 11);
+    assert_eq!(
+        fixture.queue.delete_before(kept.physical_offset).unwrap(),
+        0
+    );
+    assert_eq!(fixture.queue.delete_before(kept.end()).unwrap(), 1);
+}

@@ -373,3 +373,18 @@ fn the_index_is_cut_with_the_log() {
         assert_eq!(fixture.find("k", 0, i64::MAX).first(), Some(&(cut * 10)));
     }
 }
+
+#[test]
+fn the_first_key_of_a_file_is_found_by_its_time_however_long_nothing_came_before() {
+    let fixture = Fixture::new(5, 4);
+    for number in 0..5 {
+        let time = 1_700_000_000_000 + i64::from(number) * 10_000;
+        fixture.key(&format!("k{number}"), 1000 + number as u64 * 100, time);
+    }
+    assert_eq!(fixture.files().len(), 2);
+    for number in 0..5 {
+        let time = 1_700_000_000_000 + i64::from(number) * 10_000;
+        let found = fixture.find(&format!("k{number}"), time - 1000, time);
+        assert_eq!(found, [1000 + number as u64 * 100]);
+    }
+}

@@ -21,7 +21,8 @@ impl Opening<'_> {
     /// file: a later record could bring it back to life.
     pub(super) fn cut_log(&mut self, found: &ScanEnd) -> Result<(), OpenError> {
         let end = found.end;
-        for base in self.bases.iter().filter(|base| **base > end) {
+        // The last one first: a start that ends in between leaves no gap.
+        for base in self.bases.iter().rev().filter(|base| **base > end) {
             remove(&self.window.path_of(*base))?;
         }
         if self.bases.last().is_some_and(|base| *base > end) {

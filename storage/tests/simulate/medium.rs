@@ -100,7 +100,7 @@ impl Inode {
         }
     }
 
-    /// A write that goes past the page cache: what it covers does not count as stored any more.
+    /// A write: the pages that it covers do not count as stored any more.
     fn written_again(&mut self, from: usize, len: usize) {
         self.lost
             .retain(|at, _| *at + PAGE <= from || from + len <= *at);
@@ -134,11 +134,17 @@ pub struct State {
     root: PathBuf,
     seed: Seed,
     sector: usize,
+    /// By number; numbers are given as files appear, for those of the file system differ from run
+    /// to run.
     inodes: BTreeMap<u64, Inode>,
+    /// By the file system's number.
+    numbers: BTreeMap<u64, u64>,
     names: BTreeMap<PathBuf, Node>,
     durable_names: BTreeMap<PathBuf, Node>,
     changes: Vec<Change>,
     pub trouble: Trouble,
+    /// A cut takes everything that was not synced, by no draw.
+    pub drops_all: bool,
     /// Requests until the machine stops.
     pub stop_after: Option<u64>,
     pub stopped: bool,
@@ -159,10 +165,12 @@ impl State {
             seed: Seed(seed),
             sector,
             inodes: BTreeMap::new(),
+            numbers: BTreeMap::new(),
             names: BTreeMap::new(),
             durable_names: BTreeMap::new(),
             changes: Vec::new(),
             trouble: Trouble::default(),
+            drops_all: false,
             stop_after: None,
             stopped: false,
             requests: 0,
@@ -185,7 +193,8 @@ impl State {
     }
 
     fn inode(&mut self, file: &File) -> io::Result<u64> {
-        let number = file.metadata()?.ino();
+        let known = self.numbers.len() as u64;
+        let number = *self.numbers.entry(file.metadata()?.ino()).or_insert(known);
         if let Entry::Vacant(place) = self.inodes.entry(number) {
             // A handle of its own: without O_DIRECT, and the inode stays as long as it is known.
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -200,6 +209,14 @@ impl State {
     }
 
     fn inode_at(&mut self, path: &Path) -> io::Result<u64> {
+        match self.names.get(path) {
+            Some(Node::File(number)) if self.inodes.contains_key(number) => Ok(*number),
+            _ => self.inode_named(path),
+        }
+    }
+
+    /// The same, from the file system: for names that are new.
+    fn inode_named(&mut self, path: &Path) -> io::Result<u64> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         self.inode(&file)
     }
@@ -255,7 +272,10 @@ impl State {
 
     /// A power cut: makes the directory what the medium holds.
     pub fn cut(&mut self) {
-        let kept = self.seed.below(self.changes.len() as u64 + 1) as usize;
+        let kept = match self.drops_all {
+            true => 0,
+            false => self.seed.below(self.changes.len() as u64 + 1) as usize,
+        };
         let (all, kept) = (self.changes.len(), kept);
         self.note(|| format!("power cut: {kept} of {all} unsynced changes of names survive"));
         self.commit(kept);
@@ -270,6 +290,7 @@ impl State {
             }
         }
         self.inodes.clear();
+        self.numbers.clear();
         for (path, node) in self.names.iter().rev() {
             match node {
                 Node::Directory => fs::remove_dir(path).expect("a live directory"),
@@ -291,7 +312,7 @@ impl State {
                     fs::write(&path, bytes).expect("file");
                     let file = OpenOptions::new().write(true).open(&path).expect("file");
                     file.set_modified(*modified).expect("time");
-                    let number = self.inode_at(&path).expect("inode");
+                    let number = self.inode_named(&path).expect("inode");
                     self.inodes.entry(number).and_modify(|inode| {
                         inode.durable.clone_from(bytes);
                     });
@@ -317,7 +338,10 @@ impl State {
         if fixed || self.seed.chance(1, 2) {
             bytes.resize(live.len(), 0);
         }
-        let kind = self.seed.below(6);
+        let kind = match self.drops_all {
+            true => 0,
+            false => self.seed.below(6),
+        };
         let mut kept = 0;
         let mut differing = 0;
         for at in (0..bytes.len().min(live.len())).step_by(self.sector) {
@@ -422,7 +446,7 @@ impl State {
                 }
             }
             Request::Name(path) if self.is_ours(path) => {
-                let number = self.inode_at(path)?;
+                let number = self.inode_named(path)?;
                 // What is written into it from now on is written again, whatever it was.
                 self.get(number)?.lost.clear();
                 if self.names.get(path) != Some(&Node::File(number)) {
@@ -506,6 +530,13 @@ impl Witness for State {
 
     fn after(&mut self, request: Request<'_>) {
         State::after(self, request).expect("the simulated medium follows");
+    }
+
+    fn stored(&mut self, path: &Path, position: u64, len: usize) {
+        let number = self.inode_at(path).expect("an inode");
+        if let Some(inode) = self.inodes.get_mut(&number) {
+            inode.written_again(position as usize, len);
+        }
     }
 }
 

@@ -9,4 +9,5 @@ mod medium;
 mod message;
 mod oracle;
 mod run;
+mod schedules;
 mod seeds;

@@ -50,34 +50,40 @@ pub struct Counts {
     pub retained_files: u64,
 }
 
-struct Run {
+/// A store through its lives.
+pub struct Run {
     seed: Seed,
-    config: StoreConfig,
-    disk: Disk,
-    state: Rc<RefCell<State>>,
-    oracle: Oracle,
+    pub config: StoreConfig,
+    pub disk: Disk,
+    pub state: Rc<RefCell<State>>,
+    pub oracle: Oracle,
     clock: i64,
-    next_token: u64,
+    pub next_token: u64,
     /// Tokens that were not answered yet, per port.
-    pushed: Vec<VecDeque<u64>>,
+    pub pushed: Vec<VecDeque<u64>>,
     consumers: Vec<(Place, i64)>,
     counts: Counts,
     /// How often writes and syncs fail in this run's lives, in a thousand.
     trouble: u64,
 }
 
-/// Plays one run to its end, or to the first broken promise.
-pub fn play(setting: Setting) -> Outcome {
+/// A directory for the files of one run, in memory where there is such a place.
+pub fn directory() -> tempfile::TempDir {
     let place = std::path::Path::new("/dev/shm");
     let place = if place.is_dir() {
         place.to_path_buf()
     } else {
         std::env::temp_dir()
     };
-    let dir = tempfile::Builder::new()
+    tempfile::Builder::new()
         .prefix("saturnmq-simulate-")
         .tempdir_in(place)
-        .expect("temporary directory");
+        .expect("temporary directory")
+}
+
+/// Plays one run to its end, or to the first broken promise.
+pub fn play(setting: Setting) -> Outcome {
+    let dir = directory();
     let mut run = Run::new(setting, &dir.path().join("store"));
     let state = Rc::clone(&run.state);
     listen(Some(state.clone()));
@@ -106,9 +112,13 @@ pub fn play(setting: Setting) -> Outcome {
 }
 
 /// Removes what is in a directory, as anybody could.
-fn remove_below(directory: &std::path::Path) -> std::io::Result<()> {
-    for entry in std::fs::read_dir(directory)? {
-        let path = entry?.path();
+pub fn remove_below(directory: &std::path::Path) -> std::io::Result<()> {
+    let entries = std::fs::read_dir(directory)?;
+    let mut paths: Vec<_> = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<std::io::Result<_>>()?;
+    paths.sort();
+    for path in paths {
         if path.is_dir() {
             remove_below(&path)?;
             medium::remove_directory(&path)?;
@@ -142,7 +152,7 @@ fn configure(seed: &mut Seed, root: &std::path::Path) -> StoreConfig {
     config.append_ring_bytes = pick(seed, &[4_000, 100_000]);
     config.dispatch_queue_items = pick(seed, &[3, 64]);
     config.wake_queue_items = 4;
-    config.max_mappings = pick(seed, &[2, 100]);
+    config.max_mappings = pick(seed, &[2, 100, 100, 100, 100]);
     config.prepare_files = seed.chance(3, 4);
     config.resume_bytes = pick(seed, &[2_000, 30_000, 200_000]);
     config.resume_interval = Duration::from_secs(1_000_000);
@@ -153,7 +163,7 @@ fn configure(seed: &mut Seed, root: &std::path::Path) -> StoreConfig {
 }
 
 impl Run {
-    fn new(setting: Setting, root: &std::path::Path) -> Run {
+    pub fn new(setting: Setting, root: &std::path::Path) -> Run {
         std::fs::create_dir(root).expect("root");
         let mut seed = Seed(setting.seed);
         let config = configure(&mut seed, root);
@@ -247,8 +257,12 @@ impl Run {
                     expected.at_least = expected.at_least.min(expected.durable);
                 }
             }
-            if stopped || self.seed.chance(1, 2) {
+            // The machine stopped, or only the process.
+            if self.seed.chance(1, 2) || (stopped && self.seed.chance(1, 2)) {
                 self.power_cut(expected);
+            } else {
+                self.note(|| "the process was killed".to_owned());
+                self.state.borrow_mut().stopped = false;
             }
         }
         unreachable!("attempts do not end")
@@ -277,6 +291,7 @@ impl Run {
         let latched = engine.status.read_only().is_some();
         self.counts.latched += u64::from(latched);
         let end = match self.seed.below(4) {
+            0 if self.stopped() => End::Killed,
             _ if self.stopped() => End::PowerCut,
             0 => End::Closed,
             1 => End::Killed,
@@ -394,7 +409,7 @@ impl Run {
         }
     }
 
-    fn turn(&mut self, engine: &mut Engine) -> Result<Turn, Broken> {
+    pub fn turn(&mut self, engine: &mut Engine) -> Result<Turn, Broken> {
         self.clock += self.seed.below(30) as i64 - 1;
         let turn = engine.turn(self.clock);
         self.collect(engine)?;
@@ -564,6 +579,7 @@ impl Run {
         for pushed in &mut self.pushed {
             pushed.clear();
         }
+        self.state.borrow_mut().stopped = false;
         if end == End::PowerCut {
             self.power_cut(&mut expected);
         } else if self.seed.chance(1, 8) {
@@ -593,7 +609,7 @@ impl Run {
     }
 
     /// An orderly stop; false if it could not be one.
-    fn close(&mut self, engine: &mut Engine) -> Result<bool, Broken> {
+    pub fn close(&mut self, engine: &mut Engine) -> Result<bool, Broken> {
         if let Some(writer) = &mut engine.writer {
             writer.stop();
         }

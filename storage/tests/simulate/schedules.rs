@@ -1,0 +1,213 @@
+//! Schedules by hand, one for each fault that a seed found: they stay when seeds play others.
+//!
+//! At a cut nothing survives that was not synced, and names that were not.
+
+use std::rc::Rc;
+
+use super::engine::Engine;
+use super::message::Sent;
+use super::oracle::{End, Expected};
+use super::run::{Run, Setting, directory, remove_below};
+use crate::config::FlushMode;
+use crate::dispatch::Step;
+use crate::medium::listen;
+
+/// Plays a schedule on a store of small files.
+fn scripted(flush: FlushMode, script: impl FnOnce(&mut Run)) {
+    let dir = directory();
+    let setting = Setting {
+        seed: 1,
+        fault: None,
+        traced: false,
+    };
+    let mut run = Run::new(setting, &dir.path().join("store"));
+    run.config.flush = flush;
+    run.config.commit_log_file_size = 16_384;
+    run.config.consume_queue_file_size = 200;
+    run.config.flush_interval = std::time::Duration::from_millis(5);
+    run.config.index_slots = 3;
+    run.config.index_items = 40;
+    run.config.append_ring_bytes = 100_000;
+    run.config.dispatch_queue_items = 64;
+    run.config.max_mappings = 100;
+    run.config.resume_bytes = 1 << 40;
+    run.state.borrow_mut().drops_all = true;
+    listen(Some(Rc::clone(&run.state) as _));
+    script(&mut run);
+    listen(None);
+}
+
+impl Run {
+    /// A start that may be interrupted.
+    fn try_open(&mut self, stop_after: Option<u64>) -> Option<Engine> {
+        self.state.borrow_mut().stop_after = stop_after;
+        let opened = Engine::open(&self.config, &self.state, self.disk);
+        self.state.borrow_mut().stop_after = None;
+        let stopped = self.state.borrow().stopped;
+        self.state.borrow_mut().stopped = false;
+        match opened {
+            Ok(engine) if !stopped => Some(engine),
+            Ok(_) => None,
+            Err(error) => {
+                assert!(stopped, "not opened: {error}");
+                None
+            }
+        }
+    }
+
+    fn open_now(&mut self) -> Engine {
+        self.try_open(None).expect("nobody stops this start")
+    }
+
+    /// Sends messages round all queues, until they are answered and dispatched.
+    fn send(&mut self, engine: &mut Engine, count: u64, size: usize) {
+        let places: Vec<_> = super::oracle::places().collect();
+        for _ in 0..count {
+            let sent = Sent {
+                token: self.next_token,
+                place: places[self.next_token as usize % places.len()],
+                sys_flag: 0,
+                bodies: vec![size],
+            };
+            let queue = engine.store.queue_or_create(sent.topic(), sent.place.1);
+            sent.push(&mut engine.ports[0], &queue).unwrap();
+            self.next_token += 1;
+            self.pushed[0].push_back(sent.token);
+            self.oracle.sent.insert(sent.token, sent);
+            while !self.pushed[0].is_empty() {
+                self.turn(engine).unwrap();
+                engine.work.turn(true);
+            }
+        }
+        while engine.dispatcher.step() == Step::Dispatched {}
+    }
+
+    fn close_now(&mut self, mut engine: Engine) {
+        assert!(self.close(&mut engine).unwrap());
+    }
+
+    fn kill(&mut self, mut engine: Engine) {
+        if let Some(writer) = &mut engine.writer {
+            writer.disk().stop();
+        }
+    }
+
+    fn cut(&mut self) {
+        self.state.borrow_mut().cut();
+    }
+
+    /// The store holds what it must.
+    fn check(&mut self, engine: &mut Engine, at_least: u64) {
+        let expected = Expected {
+            end: End::PowerCut,
+            at_least,
+            durable: at_least,
+        };
+        let mut seed = crate::disk::faulty::Seed(7);
+        self.oracle
+            .check_recovered(engine, expected, &mut seed)
+            .unwrap();
+    }
+
+    /// Removes what is in a directory of the store.
+    fn lose(&mut self, directory: &str) {
+        remove_below(&self.config.root.join(directory)).unwrap();
+    }
+}
+
+#[test]
+fn queues_that_a_killed_start_made_again_outlive_a_power_cut() {
+    for lost in ["consumequeue", "index"] {
+        for stop_after in 0..60 {
+            scripted(FlushMode::Sync, |run| {
+                let mut engine = run.open_now();
+                run.send(&mut engine, 60, 300);
+                let end = engine.store.watermarks().acknowledged();
+                run.close_now(engine);
+                run.lose(lost);
+                if let Some(engine) = run.try_open(Some(stop_after)) {
+                    run.kill(engine);
+                }
+                let mut engine = run.open_now();
+                run.check(&mut engine, end);
+                run.kill(engine);
+                run.cut();
+                let mut engine = run.open_now();
+                run.check(&mut engine, end);
+            });
+        }
+    }
+}
+
+#[test]
+fn a_start_that_ends_between_two_log_files_it_removes_leaves_no_gap() {
+    for stop_after in 0..60 {
+        scripted(FlushMode::Sync, |run| {
+            let mut engine = run.open_now();
+            run.send(&mut engine, 40, 300);
+            let end = engine.store.watermarks().acknowledged();
+            let size = run.config.commit_log_file_size;
+            let next = end - end % size + size;
+            run.kill(engine);
+            for base in [next, next + size, next + 2 * size] {
+                let name = crate::layout::file_name(base);
+                let path = run.config.commit_log_path().join(name);
+                if !path.exists() {
+                    let file = crate::medium::name(&path, || std::fs::File::create(&path));
+                    file.and_then(|file| file.set_len(size)).unwrap();
+                }
+            }
+            crate::medium::sync_directory(&run.config.commit_log_path()).unwrap();
+            if let Some(engine) = run.try_open(Some(stop_after)) {
+                run.kill(engine);
+            }
+            run.cut();
+            let mut engine = run.open_now();
+            run.check(&mut engine, end);
+        });
+    }
+}
+
+#[test]
+fn a_lost_queue_that_the_newest_records_began_again_gets_its_older_entries_too() {
+    scripted(FlushMode::Sync, |run| {
+        let mut engine = run.open_now();
+        run.send(&mut engine, 30, 300);
+        run.close_now(engine);
+        let mut engine = run.open_now();
+        run.send(&mut engine, 30, 300);
+        let end = engine.store.watermarks().acknowledged();
+        run.kill(engine);
+        run.lose("consumequeue/Harbour/1");
+        for _ in 0..2 {
+            let mut engine = run.open_now();
+            run.check(&mut engine, end);
+            run.kill(engine);
+        }
+    });
+}
+
+#[test]
+fn index_items_that_recovery_cut_do_not_come_back_with_the_resume_point() {
+    scripted(FlushMode::Async, |run| {
+        // No sync of the log but at an orderly stop.
+        run.config.flush_interval = std::time::Duration::from_secs(1_000_000);
+        let mut engine = run.open_now();
+        run.send(&mut engine, 12, 300);
+        let end = engine.store.watermarks().acknowledged();
+        run.close_now(engine);
+        let mut engine = run.open_now();
+        run.send(&mut engine, 12, 300);
+        // The index is on the disk with records that the log can lose.
+        engine.flusher.make(engine.flusher.made).unwrap();
+        run.kill(engine);
+        run.cut();
+        let mut engine = run.open_now();
+        run.check(&mut engine, end);
+        run.send(&mut engine, 6, 300);
+        let end = engine.store.watermarks().acknowledged();
+        run.kill(engine);
+        let mut engine = run.open_now();
+        run.check(&mut engine, end);
+    });
+}
