@@ -271,9 +271,16 @@ impl<'a> Monitor<'a> {
     ) -> Result<(), BenchError> {
         let every = self.run.series.every();
         let start = self.run.series.start_of(index);
+        if let (Some(log), Some(interval)) = (&mut self.log, interval) {
+            log.write(interval, self.run, start, every)?;
+        }
+        let end = self.run.end();
+        if is_over && start >= end {
+            // The last answers came after the end: a rate of theirs would say nothing.
+            return Ok(());
+        }
         // The last interval may be shorter than the others.
         let length = if is_over {
-            let end = self.run.end().max(start + Duration::from_millis(1));
             every.min(end - start)
         } else {
             every
@@ -292,9 +299,6 @@ impl<'a> Monitor<'a> {
         self.series.push(sample);
         if let Some(progress) = &mut self.progress {
             progress.show(self.run, &sample);
-        }
-        if let (Some(log), Some(interval)) = (&mut self.log, interval) {
-            log.write(interval, self.run, start, every)?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ max-width:960px}\
 h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.1rem;margin:2rem 0 .4rem}\
 table{border-collapse:collapse}td,th{padding:.2rem .9rem .2rem 0;text-align:left;\
 vertical-align:top;border-bottom:1px solid #eee}td.n,th.n{text-align:right}\
-td{overflow-wrap:anywhere}\
+td{overflow-wrap:anywhere}td:first-child{white-space:nowrap}\
 .good{color:#00734f}.bad{color:#b3261e}.muted{color:#666}svg{max-width:100%;height:auto}\
 .facts{display:flex;flex-wrap:wrap;gap:1.6rem;margin:1rem 0}\
 .facts b{display:block;font-size:1.4rem}";

@@ -57,7 +57,8 @@ pub fn throughput(reports: &[Named<'_>]) -> Result<String, BenchError> {
         let points = report.series.iter().map(|s| (s.at, s.per_second));
         vec![(String::new(), points.collect())]
     });
-    let top = extent(&lines, |point| point.1).1 * 1.1;
+    let room = if lines.len() > 1 { 1.4 } else { 1.1 };
+    let top = extent(&lines, |point| point.1).1 * room;
     drawn(|area| {
         let mut chart = ChartBuilder::on(area)
             .margin(12)
@@ -107,6 +108,7 @@ pub fn latency(reports: &[Named<'_>]) -> Result<String, BenchError> {
             .light_line_style(WHITE)
             .x_desc("seconds since counting began")
             .y_desc("latency")
+            .y_labels(6)
             .label_style((FONT, 13))
             .y_label_formatter(&|us| shown_us(*us as u64))
             .draw()
@@ -141,6 +143,7 @@ pub fn percentiles(reports: &[Named<'_>]) -> Result<String, BenchError> {
             .light_line_style(WHITE)
             .x_desc("percentile")
             .y_desc("latency")
+            .y_labels(6)
             .label_style((FONT, 13))
             .x_label_formatter(&|share| percentile(*share))
             .y_label_formatter(&|us| shown_us(*us as u64))
@@ -201,7 +204,9 @@ fn time(lines: &[Line]) -> std::ops::Range<f64> {
 
 fn latencies(lines: &[Line]) -> std::ops::Range<f64> {
     let (low, high) = extent(lines, |point| point.1);
-    low.max(1.0) * 0.8..(high.max(1.0) * 1.25).max(low * 2.0)
+    // Room for the names of lines above them.
+    let room = if lines.len() > 1 { 4.0 } else { 1.25 };
+    low.max(1.0) * 0.8..(high.max(1.0) * room).max(low * 2.0)
 }
 
 fn draw_lines<'a, X, Y>(chart: &mut Chart<'a, 'a, X, Y>, lines: &[Line]) -> Drawn

@@ -121,14 +121,22 @@ impl Report {
             ));
         }
         let cost = &self.cost;
-        let (Some(busy), Some(cores)) = (cost.machine_busy, cost.client_cores) else {
+        let (Some(busy), Some(client)) = (cost.machine_busy, cost.client_cores) else {
             return;
         };
-        // Beside a broker elsewhere, or one that used less, the load generator takes the machine.
-        if busy > FULL_MACHINE && cores > 0.25 * cost.broker_cores.unwrap_or(0.0) {
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let broker = cost.broker_cores.unwrap_or(0.0);
+        // Without the broker's process nobody can tell its work from that of others.
+        let others = busy * cpus as f64 - client - broker;
+        if broker > 0.0 && others > 0.1 * cpus as f64 {
             self.warnings.push(format!(
-                "the machine was {:.0} % busy and the load generator kept {cores:.2} CPUs busy: \
-                 a broker alone on it would do better",
+                "other processes kept {others:.2} of {cpus} CPUs busy: the numbers are theirs, too"
+            ));
+        }
+        if busy > FULL_MACHINE && client > 0.25 * broker {
+            self.warnings.push(format!(
+                "the machine was {:.0} % busy, with {client:.2} CPUs for the load generator: a \
+                 broker alone on it would do better",
                 busy * 100.0
             ));
         }
