@@ -13,7 +13,7 @@ use saturnmq_net::driver::{ConnectionId, Outbox};
 use saturnmq_net::encode::Encoder;
 use saturnmq_net::messages::send::SendRequest;
 use saturnmq_storage::append_queue::{AppendFailure, AppendPort, Appended, PushError};
-use saturnmq_storage::format::message::{MessageParts, PROPERTIES_MAX, sys_flag};
+use saturnmq_storage::format::message::{EncodeError, MessageParts, PROPERTIES_MAX, sys_flag};
 use saturnmq_storage::format::message_id::MessageId;
 use saturnmq_storage::queue_table::Queue;
 
@@ -450,6 +450,9 @@ fn taken(
             SERVICE_NOT_AVAILABLE,
             send_checks::unavailable(&AppendFailure::ShuttingDown),
         ),
+        Err(PushError::Message(error @ EncodeError::Zeros { .. })) => {
+            send_checks::refused(broker, MESSAGE_ILLEGAL, error.to_string())
+        }
         Err(error) => {
             tracing::debug!(%error, "a message cannot be stored");
             illegal(broker, sends.max_message_size)

@@ -7,7 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use thiserror::Error;
 
-use super::names::{LONG_TOPIC_MAX, TOPIC_MAX};
+use super::names::{LONG_TOPIC_MAX, TOPIC_MAX, is_stored_topic};
+use super::properties::PROPERTY_SEPARATOR;
+use super::record::{RECORD_CRC_SIZE, SECTOR, recorded_crc};
 
 /// Magic number of a version 1 record (one byte of topic length).
 pub const MAGIC_V1: i32 = 0xDAA3_20A7_u32 as i32;
@@ -32,6 +34,9 @@ pub const STORE_TIMESTAMP_AT: usize = 56;
 pub const STORE_TIMESTAMP_AT_V6: usize = 68;
 /// The longest property string, in bytes.
 pub const PROPERTIES_MAX: usize = i16::MAX as usize;
+/// The most zero bytes in a row that a property string may hold: with one of its length in front
+/// they do not fill a sector, which recovery takes for one that was never written.
+pub const ZEROS_MAX: usize = SECTOR as usize - 2;
 
 const HOST_V4: usize = 4 + 4;
 const HOST_V6: usize = 16 + 4;
@@ -105,6 +110,18 @@ pub enum EncodeError {
     #[error("the topic has {len} bytes, more than {LONG_TOPIC_MAX}")]
     TopicTooLong {
         /// Bytes of the topic.
+        len: usize,
+    },
+    /// No topic of this name can be stored.
+    #[error("the topic {topic:?} has characters that no topic may have")]
+    TopicText {
+        /// The topic.
+        topic: String,
+    },
+    /// The property string looks like space that was never written.
+    #[error("the properties have {len} zero bytes in a row, more than {ZEROS_MAX}")]
+    Zeros {
+        /// How many, at least.
         len: usize,
     },
     /// The property string does not fit its 16-bit length.
@@ -214,6 +231,12 @@ impl<'a> Encoding<'a> {
         if topic > LONG_TOPIC_MAX {
             return Err(EncodeError::TopicTooLong { len: topic });
         }
+        if !is_stored_topic(self.parts.topic) {
+            return Err(EncodeError::TopicText {
+                topic: self.parts.topic.to_owned(),
+            });
+        }
+        self.check_zeros()?;
         let properties = self.properties_len();
         if properties > PROPERTIES_MAX {
             return Err(EncodeError::PropertiesTooLong { len: properties });
@@ -261,25 +284,74 @@ impl<'a> Encoding<'a> {
         }
         place.put(parts.topic.as_bytes());
         place.put(&(self.properties_len() as i16).to_be_bytes());
-        place.put(self.own_properties);
-        if self.separator {
-            place.put(&[super::properties::PROPERTY_SEPARATOR]);
-        }
-        for piece in parts.properties {
+        for piece in self.pieces() {
             place.put(piece);
         }
         assert_eq!(place.at, len, "a record is as long as measured");
         Ok(())
     }
 
+    /// The property string in pieces.
+    fn pieces(&self) -> impl DoubleEndedIterator<Item = &'a [u8]> {
+        let separator: &[u8] = if self.separator { SEPARATOR } else { &[] };
+        let closing: &[u8] = if self.is_closed() { SEPARATOR } else { &[] };
+        [self.own_properties, separator]
+            .into_iter()
+            .chain(self.parts.properties.iter().copied())
+            .chain([closing])
+    }
+
     fn properties_len(&self) -> usize {
-        let outer: usize = self.parts.properties.iter().map(|piece| piece.len()).sum();
-        self.own_properties.len() + usize::from(self.separator) + outer
+        self.pieces().map(<[u8]>::len).sum()
+    }
+
+    /// Is one more separator, which means nothing, set behind the properties? Where they end in a
+    /// zero byte, as a sector that was never written does, and where a client's text would pass
+    /// for the record's checksum.
+    fn is_closed(&self) -> bool {
+        let own = [self.own_properties].into_iter();
+        let pieces = own.chain(self.parts.properties.iter().copied()).rev();
+        let mut tail = [0; RECORD_CRC_SIZE];
+        let mut at = RECORD_CRC_SIZE;
+        for byte in pieces.flat_map(|piece| piece.iter().rev()) {
+            if at == RECORD_CRC_SIZE && *byte != PROPERTY_SEPARATOR {
+                return *byte == 0;
+            }
+            at -= 1;
+            tail[at] = *byte;
+            if at == 0 {
+                return recorded_crc(&tail).is_some();
+            }
+        }
+        false
+    }
+
+    /// Recovery must be able to tell the properties from space that was never written.
+    fn check_zeros(&self) -> Result<(), EncodeError> {
+        let mut row = 0;
+        for piece in self.pieces() {
+            if !piece.is_empty() && !piece.contains(&0) {
+                row = 0;
+                continue;
+            }
+            for byte in piece {
+                row = if *byte == 0 { row + 1 } else { 0 };
+                if row > ZEROS_MAX {
+                    return Err(EncodeError::Zeros { len: row });
+                }
+            }
+        }
+        Ok(())
     }
 }
 
+const SEPARATOR: &[u8] = &[PROPERTY_SEPARATOR];
+
 fn host_flags(parts: &MessageParts<'_>) -> i32 {
-    let mut flags = parts.sys_flag & !(sys_flag::BORN_HOST_V6 | sys_flag::STORE_HOST_V6);
+    // Whole batches in one record are not stored: such a record would have no queue entry of its
+    // own when it is read back.
+    let foreign = sys_flag::BORN_HOST_V6 | sys_flag::STORE_HOST_V6 | sys_flag::INNER_BATCH;
+    let mut flags = parts.sys_flag & !foreign;
     if host_len(parts.born_host) == HOST_V6 {
         flags |= sys_flag::BORN_HOST_V6;
     }
@@ -324,6 +396,7 @@ impl Place<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::Record;
     use super::*;
 
     #[test]
@@ -389,5 +462,96 @@ mod tests {
         parts.properties = &[];
         let error = EncodeError::WrongPlace { len: 92, place: 91 };
         assert_eq!(encode_into(&parts, &mut [0; 91]), Err(error));
+    }
+
+    fn parts<'a>(properties: &'a [&'a [u8]]) -> MessageParts<'a> {
+        let host: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        MessageParts {
+            topic: "host.example-%RETRY%a|b_c+1",
+            queue_id: 0,
+            flag: 0,
+            sys_flag: sys_flag::INNER_BATCH | sys_flag::COMPRESSED,
+            born_timestamp: 0,
+            born_host: host,
+            store_host: host,
+            reconsume_times: 0,
+            prepared_transaction_offset: 0,
+            body: b"body",
+            properties,
+        }
+    }
+
+    /// Encodes and checks as recovery does, wherever the record may stand.
+    fn recovered(parts: &MessageParts<'_>) -> Vec<u8> {
+        let mut bytes = vec![0; encoded_len(parts).unwrap()];
+        encode_into(parts, &mut bytes).unwrap();
+        let record = Record::decode(&bytes).unwrap();
+        for at in 0..SECTOR {
+            assert_eq!(
+                record.check_text(at),
+                Ok(()),
+                "at {at}: {:?}",
+                parts.properties
+            );
+        }
+        assert_eq!(record.check_record_crc(), Ok(false));
+        assert_eq!(record.sys_flag(), sys_flag::COMPRESSED);
+        record.properties().as_bytes().to_vec()
+    }
+
+    #[test]
+    fn recovery_accepts_every_record_that_is_encoded() {
+        let zeros = [0; ZEROS_MAX];
+        let words: [&[u8]; 9] = [
+            b"",
+            b"k\x01v\x02",
+            b"k\x01\0",
+            &zeros,
+            b"__CRC32#\x010123456780\x02",
+            b"__CRC32#\x01",
+            b"0123456789",
+            b"\x02",
+            b"\0",
+        ];
+        let word = |number: usize| words[number % words.len()];
+        let mut refused = 0;
+        for number in 0..words.len().pow(4) {
+            let [a, b, c] = [9, 81, 729].map(|place| word(number / place));
+            let properties = [word(number), a, b, c];
+            let parts = parts(&properties);
+            match encoded_len(&parts) {
+                Ok(_) => drop(recovered(&parts)),
+                Err(EncodeError::Zeros { .. }) => refused += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(refused > 0);
+    }
+
+    #[test]
+    fn a_separator_is_set_only_where_recovery_needs_it() {
+        for plain in ["", "k\u{1}v", "k\u{1}v\u{2}", "\0k\u{1}v"] {
+            assert_eq!(recovered(&parts(&[plain.as_bytes()])), plain.as_bytes());
+        }
+        assert_eq!(recovered(&parts(&[b"k\x01", b"v\0"])), b"k\x01v\0\x02");
+        let crc = b"k\x01v\x02__CRC32#\x010123456780\x02";
+        let closed = [crc.as_slice(), b"\x02"].concat();
+        assert_eq!(recovered(&parts(&[&crc[..9], &crc[9..]])), closed);
+    }
+
+    #[test]
+    fn what_looks_like_unwritten_space_is_refused() {
+        let zeros = [0; ZEROS_MAX + 1];
+        let (left, right) = zeros.split_at(100);
+        let properties: [&[u8]; 4] = [b"k\x01", left, right, b"\x02"];
+        let error = Err(EncodeError::Zeros { len: ZEROS_MAX + 1 });
+        assert_eq!(encoded_len(&parts(&properties)), error);
+        let topic = "a b";
+        let parts = MessageParts {
+            topic,
+            ..parts(&[])
+        };
+        let topic = topic.to_owned();
+        assert_eq!(encoded_len(&parts), Err(EncodeError::TopicText { topic }));
     }
 }

@@ -36,12 +36,15 @@ pub fn check_topic(name: &str) -> Result<(), TopicNameError> {
     Ok(())
 }
 
-/// Whether a stored record may carry this topic: legal names, and those that Apache's broker
-/// makes itself without checking them (retry topics of pop consumers contain `+`).
+/// Whether a stored record may carry this topic: legal names, and those that a broker makes itself
+/// without checking them (retry topics of pop consumers contain `+`, a host's name dots). Nothing
+/// else is written, and recovery takes everything else for damage.
 pub fn is_stored_topic(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= LONG_TOPIC_MAX
-        && name.bytes().all(|byte| is_name_byte(byte) || byte == b'+')
+        && name
+            .bytes()
+            .all(|byte| is_name_byte(byte) || matches!(byte, b'+' | b'.'))
 }
 
 /// Whether `name` can stand as one directory name below `consumequeue/`.

@@ -15,9 +15,9 @@ use super::properties::{Properties, names};
 use super::{i16_at, i32_at, i64_at};
 
 /// Bytes of a sector: the smallest piece of a write that a crash keeps or loses whole.
-const SECTOR: u64 = 512;
+pub(super) const SECTOR: u64 = 512;
 /// Bytes at the end of a record that hold its own checksum, when it has one.
-const RECORD_CRC_SIZE: usize = 20;
+pub(super) const RECORD_CRC_SIZE: usize = 20;
 
 /// What stands at a position of the log.
 #[derive(Copy, Clone, Debug)]
@@ -399,14 +399,7 @@ impl<'a> Record<'a> {
 
     fn record_crc(&self) -> Option<u32> {
         let text = self.properties().as_bytes();
-        let tail = text.get(text.len().checked_sub(RECORD_CRC_SIZE)?..)?;
-        let digits = tail.strip_prefix(b"__CRC32#\x01")?.strip_suffix(b"\x02")?;
-        let number = digits.iter().rev().try_fold(0u64, |number, digit| {
-            digit
-                .is_ascii_digit()
-                .then(|| number * 10 + u64::from(digit - b'0'))
-        })?;
-        u32::try_from(number).ok()
+        recorded_crc(text.get(text.len().checked_sub(RECORD_CRC_SIZE)?..)?)
     }
 
     // The positions below were checked by `parse`.
@@ -431,6 +424,17 @@ impl<'a> Record<'a> {
         let port = i32_at(bytes, port_at).unwrap_or(0);
         SocketAddr::new(ip, u16::try_from(port).unwrap_or(0))
     }
+}
+
+/// The checksum that the last bytes of a property string name, if they name one.
+pub(super) fn recorded_crc(tail: &[u8]) -> Option<u32> {
+    let digits = tail.strip_prefix(b"__CRC32#\x01")?.strip_suffix(b"\x02")?;
+    let number = digits.iter().rev().try_fold(0u64, |number, digit| {
+        digit
+            .is_ascii_digit()
+            .then(|| number * 10 + u64::from(digit - b'0'))
+    })?;
+    u32::try_from(number).ok()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use saturnmq_storage::store::Opened;
 
 use crate::support::{
     Sender, check_filled, check_key, copy_store, fill, open, ranges, read_all, small_config,
+    wait_dispatched,
 };
 
 /// A store with 900 messages, left as a crash leaves it.
@@ -392,4 +393,50 @@ fn damage_in_the_newest_file_is_never_served() {
         assert_eq!(opened.store.damaged_reads(), 1);
         opened.store.close().expect("close");
     }
+}
+
+/// What a client may send is there after a crash, as it was before.
+fn survives(topic: &str, properties: &[u8], sys_flag: i32) {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let mut config = small_config(dir.path());
+    config.resume_interval = std::time::Duration::from_secs(3600);
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    let queue = opened.store.queue_or_create(topic, 0);
+    let other = opened.store.queue_or_create("Orders", 0);
+    sender.push_with_flags(&queue, b"first", properties, sys_flag);
+    sender.wait();
+    for _ in 0..20 {
+        sender.send(&other, b"after", b"UNIQ_KEY\x01b");
+    }
+    wait_dispatched(&opened.store, opened.store.watermarks().appended());
+    let before = ranges(&opened.store);
+    drop(opened);
+    let opened = open(&config).expect("open");
+    assert_eq!(ranges(&opened.store), before);
+}
+
+#[test]
+fn a_topic_that_is_a_host_name_survives_a_crash() {
+    survives("host.example.com", b"UNIQ_KEY\x01a", 0);
+}
+
+#[test]
+fn properties_that_look_like_a_checksum_survive_a_crash() {
+    survives("Reply", b"A\x01b\x02__CRC32#\x010000000000\x02", 0);
+}
+
+#[test]
+fn properties_that_end_in_zero_bytes_survive_a_crash() {
+    // Somewhere among these a sector begins behind the last byte that is not zero.
+    for length in (0..=510).step_by(30) {
+        let mut properties = b"A\x01".to_vec();
+        properties.resize(2 + length, 0);
+        survives("Zeros", &properties, 0);
+    }
+}
+
+#[test]
+fn a_flag_of_whole_batches_survives_a_crash() {
+    survives("Reply", b"A\x01b", 0x80);
 }
