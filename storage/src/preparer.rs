@@ -23,6 +23,8 @@ use crate::watermarks::Watermarks;
 use crate::writer::{LogFile, LogFiles, NextFile};
 
 mod pace;
+#[cfg(test)]
+mod tests;
 
 use pace::Pace;
 
@@ -104,7 +106,7 @@ pub(crate) fn first_file(segments: &Segments, base: u64) -> io::Result<Segment> 
     while segment.zeroed_to < segments.file_size.min(ZERO_FIRST) {
         segments.zero_piece(&mut segment, &mut zeros)?;
     }
-    segments.publish(&segment)?;
+    segments.publish(&segment, base)?;
     Ok(segment)
 }
 
@@ -195,7 +197,7 @@ pub(crate) struct Work {
     bell: Arc<Doorbell>,
     zeros: AlignedMemory,
     next_base: u64,
-    /// See [`FirstFile::goes_on_at`]; none once that file was opened.
+    /// See [`FirstFile::goes_on_at`]; none once that file was handed over.
     goes_on_at: Option<u64>,
     spare: Option<Segment>,
     /// When to try again after a failure.
@@ -374,6 +376,7 @@ impl Work {
             && base != self.next_base
         {
             self.next_base = base;
+            self.goes_on_at = None;
             self.spare = None;
         }
         let segment = match &mut self.spare {
@@ -416,14 +419,11 @@ impl Work {
 
     /// The next file: a new one, or the one the log ends in if there was no room to open it.
     fn make(&mut self) -> io::Result<Segment> {
-        if let Some(from) = self.goes_on_at {
-            let opened = self.segments.open(self.next_base, from)?;
-            self.goes_on_at = None;
-            if let Some(segment) = opened {
-                return Ok(segment);
-            }
-        }
-        self.segments.create(self.next_base)
+        let Some(from) = self.goes_on_at else {
+            return self.segments.create(self.next_base);
+        };
+        let opened = self.segments.open(self.next_base, from)?;
+        opened.ok_or_else(|| io::Error::other("the file that the log ends in is gone"))
     }
 
     /// Names the spare and gives it to the writer.
@@ -431,10 +431,11 @@ impl Work {
         let Some(segment) = self.spare.take() else {
             return Ok(());
         };
-        if let Err(error) = self.segments.publish(&segment) {
+        if let Err(error) = self.segments.publish(&segment, self.marks.appended()) {
             self.spare = Some(segment);
             return Err(error);
         }
+        self.goes_on_at = None;
         self.next_base = segment.base + self.segments.file_size;
         let mut state = self.shared.lock();
         state.ready = Some(segment);
@@ -449,6 +450,12 @@ impl Work {
     fn failed(&mut self, error: &io::Error) -> Option<Duration> {
         let next = self.segments.path(self.next_base);
         let no_space = is_no_space(error);
+        if !no_space && self.spare.as_ref().is_some_and(|spare| spare.named) {
+            // It holds acknowledged records, and what a failed write or sync left of it is unknown.
+            let why = format!("cannot write {}: {error}", next.display());
+            tracing::error!("the log is read-only: {why}");
+            self.shared.status.latch(&why);
+        }
         let mut state = self.shared.lock();
         if !(no_space && state.no_space) {
             tracing::error!("cannot prepare the log file {}: {error}", next.display());
@@ -490,122 +497,4 @@ impl Work {
 fn be_polite(nice: i32) {
     let thread = rustix::thread::gettid();
     let _ = rustix::process::setpriority_process(Some(thread), nice);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::FlushMode;
-
-    const SIZE: u64 = 1 << 20;
-
-    fn start(dir: &std::path::Path) -> (Preparer, PreparedFiles) {
-        let segments = Segments {
-            dir: dir.to_path_buf(),
-            file_size: SIZE,
-            direct: true,
-            prepare: true,
-        };
-        let marks = Arc::new(Watermarks::new(FlushMode::Sync, 0));
-        let bell = Arc::new(Doorbell::new().expect("eventfd"));
-        let next = FirstFile {
-            base: SIZE,
-            goes_on_at: None,
-        };
-        let (work, files) = Work::new(segments, next, marks, Arc::default(), bell).expect("work");
-        (Preparer::start(work).expect("start"), files)
-    }
-
-    fn take(files: &mut PreparedFiles, base: u64, urgent: bool) -> LogFile<File> {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while Instant::now() < deadline {
-            if let NextFile::Ready(file) = files.take(base) {
-                return file;
-            }
-            files.want(base, urgent);
-            std::thread::yield_now();
-        }
-        panic!("no file within 20 s");
-    }
-
-    #[test]
-    fn the_spare_has_no_name_until_it_is_wanted() {
-        let dir = tempfile::tempdir_in(".").expect("directory");
-        let (_preparer, mut files) = start(dir.path());
-        assert_eq!(std::fs::read_dir(dir.path()).expect("list").count(), 0);
-        for base in [SIZE, 2 * SIZE, 3 * SIZE] {
-            let file = take(&mut files, base, base == 3 * SIZE);
-            assert_eq!(file.base, base);
-            assert!(base == 3 * SIZE || file.zeroed_to == SIZE);
-        }
-        let mut names: Vec<_> = std::fs::read_dir(dir.path())
-            .expect("list")
-            .map(|entry| {
-                entry
-                    .expect("entry")
-                    .file_name()
-                    .into_string()
-                    .expect("name")
-            })
-            .collect();
-        names.sort();
-        let expected = [SIZE, 2 * SIZE, 3 * SIZE].map(crate::layout::file_name);
-        assert_eq!(names, expected);
-    }
-
-    #[test]
-    fn a_file_there_was_no_room_to_open_is_handed_over_with_what_it_holds() {
-        let dir = tempfile::tempdir_in(".").expect("directory");
-        let segments = Segments {
-            dir: dir.path().to_path_buf(),
-            file_size: SIZE,
-            direct: true,
-            prepare: true,
-        };
-        let path = segments.path(SIZE);
-        let java = File::create_new(&path).expect("create");
-        std::os::unix::fs::FileExt::write_all_at(&java, b"records", 0).expect("write");
-        java.set_len(SIZE).expect("size");
-        let marks = Arc::new(Watermarks::new(FlushMode::Sync, SIZE + 7));
-        let next = FirstFile {
-            base: SIZE,
-            goes_on_at: Some(7),
-        };
-        let bell = Arc::new(Doorbell::new().expect("eventfd"));
-        let (work, mut files) =
-            Work::new(segments, next, marks, Arc::default(), bell).expect("work");
-        let _preparer = Preparer::start(work).expect("start");
-        let file = take(&mut files, SIZE, true);
-        assert!(file.base == SIZE && file.zeroed_to >= 7);
-        let bytes = std::fs::read(&path).expect("read");
-        assert!(bytes.starts_with(b"records") && bytes.len() as u64 == SIZE);
-        assert_eq!(take(&mut files, 2 * SIZE, true).base, 2 * SIZE);
-    }
-
-    #[test]
-    fn removals_asked_for_are_done_before_the_end() {
-        let dir = tempfile::tempdir_in(".").expect("directory");
-        let (mut preparer, _files) = start(dir.path());
-        let path = dir.path().join("00000000000000000000");
-        std::fs::write(&path, b"old").expect("write");
-        Removals(Arc::clone(&preparer.shared)).remove(path.clone(), 3);
-        preparer.stop();
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn a_missing_directory_refuses_and_heals() {
-        let dir = tempfile::tempdir_in(".").expect("directory");
-        let log = dir.path().join("commitlog");
-        let (_preparer, mut files) = start(&log);
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !matches!(files.take(SIZE), NextFile::NoSpace) {
-            assert!(Instant::now() < deadline, "never refused");
-            std::thread::yield_now();
-        }
-        assert!(files.shared.status.no_space());
-        std::fs::create_dir(&log).expect("directory");
-        assert_eq!(take(&mut files, SIZE, false).base, SIZE);
-        assert!(!files.shared.status.no_space());
-    }
 }

@@ -47,7 +47,7 @@ pub(crate) struct Segment {
     /// Where it stands until it gets its name; `None` if it has no name at all.
     placed_at: Option<PathBuf>,
     /// Whether it has its name, and perhaps a part of the log.
-    named: bool,
+    pub named: bool,
 }
 
 /// The directory beside the log's for files that cannot be unnamed; made if missing.
@@ -136,14 +136,21 @@ impl Segments {
         Ok(())
     }
 
-    /// Makes a file durable and gives it its name, durably. Replaces a file of that name: only a
-    /// successor that was named before a crash and never got a record can stand there.
-    pub fn publish(&self, segment: &Segment) -> io::Result<()> {
+    /// Makes a file durable and gives it its name, durably. Replaces a file of that name if the
+    /// log, which ends at `log_end`, has nothing in it: a successor that was named before a crash.
+    /// A file that the log ends in is never replaced: that is an error.
+    pub fn publish(&self, segment: &Segment, log_end: u64) -> io::Result<()> {
         medium::sync_file(&segment.file)?;
         if segment.named {
             return Ok(());
         }
         let path = self.path(segment.base);
+        if log_end > segment.base {
+            return Err(io::Error::other(format!(
+                "the log goes on to {log_end} in {}, which must not be replaced",
+                path.display()
+            )));
+        }
         match medium::remove_file(&path) {
             Ok(()) => tracing::info!("replacing the unused log file {}", path.display()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -250,7 +257,7 @@ mod tests {
         while segment.zeroed_to < 1 << 20 {
             segments.zero_piece(&mut segment, &mut zeros).expect("zero");
         }
-        segments.publish(&segment).expect("publish");
+        segments.publish(&segment, segment.base).expect("publish");
         let bytes = std::fs::read(log.join("00000000000001048576")).expect("read");
         assert!(bytes.len() == 1 << 20 && bytes.iter().all(|&byte| byte == 0));
     }
@@ -261,7 +268,7 @@ mod tests {
         let segments = segments(dir.path());
         std::fs::write(segments.path(0), b"torn").expect("write");
         let segment = segments.create(0).expect("create");
-        segments.publish(&segment).expect("publish");
+        segments.publish(&segment, segment.base).expect("publish");
         assert_eq!(
             std::fs::metadata(segments.path(0)).expect("stat").len(),
             1 << 20
@@ -284,7 +291,7 @@ mod tests {
             placed_at,
             named: false,
         };
-        segments.publish(&segment).expect("publish");
+        segments.publish(&segment, segment.base).expect("publish");
         assert_eq!(
             std::fs::metadata(segments.path(0)).expect("stat").len(),
             1 << 20
@@ -304,7 +311,7 @@ mod tests {
         if segment.zeroed_to == 0 {
             segments.zero_piece(&mut segment, &mut zeros).expect("zero");
         }
-        segments.publish(&segment).expect("publish");
+        segments.publish(&segment, segment.base).expect("publish");
         let opened = segments.open(0, 5000).expect("open").expect("exists");
         assert!(opened.zeroed_to >= ZERO_BYTES as u64);
         std::fs::write(segments.path(1 << 20), b"short").expect("write");
