@@ -12,9 +12,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, Select, Sender, TrySendError, bounded};
 use saturnmq_storage::append_queue::{AppendFailure, AppendPort, Appended, PushError};
+use saturnmq_storage::error::RetentionError;
 use saturnmq_storage::format::message::MessageParts;
 use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::reader::{PullOutcome, PullStatus, StoreReader};
+use saturnmq_storage::store::RetentionReport;
 
 use crate::answer::{CoreMessage, LaterJob, Reply, ReplySlot, SYSTEM_ERROR, WorkJob};
 use crate::broker::Broker;
@@ -32,6 +34,10 @@ const JOBS_PER_ROUND: usize = 32;
 const SWEEP: Duration = Duration::from_secs(10);
 /// Longest sleep; everything that matters wakes the thread earlier.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// How soon a round of retention that awaits a resume point comes again.
+const RETENTION_AGAIN: Duration = Duration::from_millis(200);
+/// How often at most, before it waits for its interval.
+const RETENTION_AGAIN_MAX: u32 = 25;
 /// Pause before looking again whether the dispatcher has caught up.
 const CATCH_UP: Duration = Duration::from_millis(1);
 /// Longest wait of a job for the dispatcher.
@@ -149,9 +155,35 @@ pub struct ServiceContext {
     appending: VecDeque<Appending>,
     /// Half messages that are done with once an op message says so.
     closing: VecDeque<Close>,
+    next_retention: Instant,
+    /// Rounds of retention still to come soon, for a resume point is awaited.
+    retention_again: u32,
 }
 
 impl ServiceContext {
+    /// A round of retention; `manual` deletes expired files whatever the hour.
+    ///
+    /// # Errors
+    /// As [`Store::retention_round`](saturnmq_storage::store::Store::retention_round).
+    pub fn retention(&mut self, manual: bool) -> Result<RetentionReport, RetentionError> {
+        let round = self.broker.store.retention_round(SystemTime::now(), manual);
+        // An open file keeps its space, and a disk that stays full would cost more files.
+        self.reader.release_expired();
+        let waits = matches!(&round, Ok(report) if report.awaits_resume);
+        self.retention_again = match self.retention_again {
+            _ if !waits => 0,
+            0 => RETENTION_AGAIN_MAX,
+            _ if manual => RETENTION_AGAIN_MAX,
+            left => left - 1,
+        };
+        let pause = match self.retention_again {
+            0 => self.broker.config.retention_interval,
+            _ => RETENTION_AGAIN.min(self.broker.config.retention_interval),
+        };
+        self.next_retention = Instant::now() + pause;
+        round
+    }
+
     /// Appends a record; `then` runs when the writer has answered.
     ///
     /// # Errors
@@ -260,7 +292,6 @@ pub struct Services {
     /// Jobs for which the dispatcher is not far enough yet.
     early: VecDeque<(Job, Instant)>,
     next_sweep: Instant,
-    next_retention: Instant,
 }
 
 impl Services {
@@ -283,6 +314,8 @@ impl Services {
             port,
             appending: VecDeque::new(),
             closing: VecDeque::new(),
+            next_retention,
+            retention_again: 0,
         };
         Self {
             context,
@@ -291,7 +324,6 @@ impl Services {
             checker,
             early: VecDeque::new(),
             next_sweep: now + SWEEP,
-            next_retention,
         }
     }
 
@@ -394,13 +426,10 @@ impl Services {
             self.next_sweep = now + SWEEP;
             sweep(broker);
         }
-        if now >= self.next_retention {
-            self.next_retention = now + broker.config.retention_interval;
-            if let Err(error) = broker.store.retention_round(SystemTime::now(), false) {
-                tracing::warn!(%error, "a retention round failed");
-            }
-            // An open file keeps its space, and a disk that stays full would cost more files.
-            self.context.reader.release_expired();
+        if now >= self.context.next_retention
+            && let Err(error) = self.context.retention(false)
+        {
+            tracing::warn!(%error, "a retention round failed");
         }
     }
 
@@ -408,7 +437,7 @@ impl Services {
         let now = Instant::now();
         let mut until = due
             .min(self.next_sweep)
-            .min(self.next_retention)
+            .min(self.context.next_retention)
             .min(now + LONGEST_SLEEP);
         if !self.early.is_empty() {
             until = until.min(now + CATCH_UP);

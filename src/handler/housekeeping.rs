@@ -1,7 +1,6 @@
 //! Cleaning on request: 306, 316 and 329 (docs/operations.md, Retention).
 
 use std::collections::BTreeSet;
-use std::time::SystemTime;
 
 use saturnmq_storage::error::RetentionError;
 use saturnmq_storage::store::RetentionReport;
@@ -20,14 +19,7 @@ pub fn clean_queues() -> Answer {
 /// 329: removes expired log files, whatever the hour: now, and in the next 19 rounds, for a round
 /// takes at most `deleteFileBatchMax`.
 pub fn delete_log() -> Answer {
-    Answer::Later(Box::new(move |services| {
-        let round = services
-            .broker
-            .store
-            .retention_round(SystemTime::now(), true);
-        services.reader.release_expired();
-        finish(round)
-    }))
+    Answer::Later(Box::new(move |services| finish(services.retention(true))))
 }
 
 fn finish(round: Result<RetentionReport, RetentionError>) -> Reply {

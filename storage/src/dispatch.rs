@@ -199,6 +199,11 @@ impl DispatchState {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn set_last(&self, last: LastRecord) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = last;
+    }
+
     /// The last dispatched record; the dispatched watermark is at its end or beyond.
     pub(crate) fn last(&self) -> LastRecord {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner)

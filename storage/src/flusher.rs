@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::checkpoint::CheckpointFile;
+use crate::commit_log::{LatchOnPanic, LogStatus};
 use crate::consume_queue::ConsumeQueueError;
 use crate::dispatch::{DispatchState, LastRecord};
 use crate::error::{FlushError, OpenError};
@@ -62,7 +63,7 @@ impl Flusher {
         }
         self.candidate = None;
         let place = if last.end <= durable { last } else { candidate };
-        let grown = place.end - self.made.end;
+        let grown = place.end.saturating_sub(self.made.end);
         let enough = self
             .resume_bytes
             .max(self.table.len() as u64 * BYTES_PER_QUEUE);
@@ -110,6 +111,10 @@ impl Flusher {
             place.end <= self.watermarks.durable(),
             "a resume point beyond the durable log"
         );
+        assert!(
+            place.end >= self.made.end,
+            "a resume point before the last one"
+        );
         // Taken before the flush: what is put meanwhile need not be on disk.
         let index_files = self.index.file_count();
         let mark = self.index.mark();
@@ -149,6 +154,8 @@ impl Flusher {
             index_timestamp,
             ..stored
         })?;
+        // A candidate from before may lie behind this point.
+        self.candidate = None;
         self.made = place;
         self.made_at = Instant::now();
         Ok(())
@@ -171,12 +178,19 @@ struct FlusherShared {
 
 impl FlusherThread {
     /// Starts the thread.
-    pub(crate) fn start(flusher: Flusher) -> Result<FlusherThread, OpenError> {
+    pub(crate) fn start(
+        flusher: Flusher,
+        status: Arc<LogStatus>,
+    ) -> Result<FlusherThread, OpenError> {
+        let guard = LatchOnPanic::new(status, "flusher");
         let shared = Arc::new(FlusherShared::default());
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("flusher".into())
-            .spawn(move || run(flusher, &for_thread))
+            .spawn(move || {
+                let _guard = guard;
+                run(flusher, &for_thread)
+            })
             .map_err(|source| OpenError::Thread {
                 name: "flusher",
                 source,
@@ -223,11 +237,56 @@ fn run(mut flusher: Flusher, shared: &FlusherShared) -> Flusher {
         match looked {
             Ok(()) => failing = false,
             Err(error) => {
+                // Whoever asked for it still needs it.
+                if wanted {
+                    shared.wanted.store(true, Ordering::SeqCst);
+                }
                 if !failing {
                     tracing::error!(%error, "queues or index cannot be made durable; trying again");
                 }
                 failing = true;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{FlushMode, StoreConfig};
+    use crate::layout::Layout;
+    use crate::store::start::Parts;
+
+    #[test]
+    fn resume_points_never_go_back() {
+        let dir = tempfile::tempdir().expect("directory");
+        let mut config = StoreConfig::new(dir.path());
+        config.flush = FlushMode::Async;
+        let layout = Layout::new(dir.path());
+        crate::opening::make_directories(&layout).expect("directories");
+        let recovered = crate::opening::recover(&config, &layout).expect("recovery");
+        let (_parts, mut flusher) = Parts::new(config, layout, recovered).expect("parts");
+        let dispatch = Arc::clone(&flusher.dispatch);
+        let watermarks = Arc::clone(&flusher.watermarks);
+        let dispatched = |end: u64| {
+            dispatch.set_last(LastRecord {
+                start: end - 50,
+                end,
+                timestamp: end as i64,
+            });
+        };
+        watermarks.advance_appended(300);
+        watermarks.advance_written(300);
+        // Dispatched and not durable: the point to come.
+        dispatched(100);
+        flusher.look().expect("look");
+        assert!(flusher.candidate.is_some());
+        // One is asked for meanwhile, and stands further on.
+        watermarks.advance_durable(200);
+        dispatched(200);
+        flusher.make(flusher.newest()).expect("resume point");
+        dispatched(300);
+        flusher.look().expect("look");
+        assert_eq!(dispatch.resumed.load(Ordering::SeqCst), 200);
     }
 }

@@ -316,12 +316,16 @@ impl Index {
 
     /// The newest file, or a new one when it is full.
     fn file_for_put(&self) -> Result<Arc<IndexFile>, IndexError> {
-        let files = self.files.load_full();
-        let last = files.last();
-        if let Some(last) = last.filter(|last| !self.is_full(&last.header())) {
+        // Only this thread appends to the list: the newest file stays the newest.
+        if let Some(last) = self.files.load().last()
+            && !self.is_full(&last.header())
+        {
             return Ok(Arc::clone(last));
         }
         let mut names = self.lock();
+        // Files can be removed from the list until here.
+        let files = self.files.load_full();
+        let last = files.last();
         let name = name::next(last.map(|last| last.name.as_str()));
         let path = self.directory.join(&name);
         let size = self.shape.file_size();

@@ -36,9 +36,6 @@ use crate::writer::thread::RunningWriter;
 
 pub(crate) mod start;
 
-/// Longest wait of a round of retention for a resume point.
-const RESUME_WAIT: Duration = Duration::from_secs(5);
-
 /// How long closing waits for what was appended to be written.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -112,6 +109,9 @@ pub struct RetentionReport {
     pub deleted_index_files: usize,
     /// Whether appends are refused for lack of disk space.
     pub disk_full: bool,
+    /// Log files that the last resume point stands before may have to go as well: one was asked
+    /// for, and another round once it is there finds out.
+    pub awaits_resume: bool,
 }
 
 /// The threads of an open store.
@@ -301,7 +301,7 @@ impl Store {
 
     /// One round of retention: deletes what is expired or must go, and sets or clears the disk-full
     /// state. `manual` deletes expired files whatever the hour, in this round and the next 19.
-    /// Waits for the disk: not for a network core. Space follows later
+    /// Waits for the disk, not for a resume point: not for a network core. Space follows later
     /// (docs/operations.md, "Retention").
     pub fn retention_round(
         &self,
@@ -311,12 +311,14 @@ impl Store {
         if manual {
             self.manual_rounds.store(MANUAL_ROUNDS, Ordering::SeqCst);
         }
+        let awaits_resume = self.ask_for_resume_point();
+        // A round that has to come again does not count.
+        let used = u32::from(!awaits_resume);
         let left = self
             .manual_rounds
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
-                left.checked_sub(1)
+                (left > 0).then(|| left - used)
             });
-        self.resume_behind_whole_files();
         let files = self.log_files();
         let input = RoundInput {
             manual: left.is_ok(),
@@ -337,6 +339,7 @@ impl Store {
         }
         let mut report = self.trim_entries(false)?;
         report.deleted_log_files = plan.delete;
+        report.awaits_resume = awaits_resume;
         Ok(report)
     }
 
@@ -361,23 +364,19 @@ impl Store {
         Ok(report)
     }
 
-    /// Has a resume point made behind the dispatched log files, which hold retention up otherwise;
-    /// waits for it a while.
-    fn resume_behind_whole_files(&self) {
+    /// Asks for a resume point if there are dispatched log files behind the last one, where they
+    /// hold retention up; whether there are. It is made in the background.
+    fn ask_for_resume_point(&self) -> bool {
         let size = self.config.commit_log_file_size;
         let whole = self.watermarks.dispatched() / size * size;
-        let is_behind = || self.dispatch.resumed.load(Ordering::SeqCst) < whole;
-        if !is_behind() {
-            return;
+        if self.dispatch.resumed.load(Ordering::SeqCst) >= whole {
+            return false;
         }
-        match self.running().as_ref() {
-            Some(running) => running.flusher.request(),
-            None => return,
+        let running = self.running();
+        if let Some(running) = running.as_ref() {
+            running.flusher.request();
         }
-        let until = Instant::now() + RESUME_WAIT;
-        while is_behind() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        running.is_some()
     }
 
     fn round_input<'a>(&self, files: &'a [LogFileAge], now: SystemTime) -> RoundInput<'a> {

@@ -72,7 +72,7 @@ pub(super) fn start(
     };
     let running = Running {
         dispatcher: Some(start_dispatcher(dispatcher, Arc::clone(&writer.status))?),
-        flusher: FlusherThread::start(flusher)?,
+        flusher: FlusherThread::start(flusher, Arc::clone(&writer.status))?,
         writer,
         _lock: lock,
     };

@@ -7,5 +7,6 @@ mod flips;
 mod golden;
 mod inspecting;
 mod kill;
+mod retention;
 mod running;
 mod support;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use saturnmq_storage::config::{FlushMode, PullLimits};
 use saturnmq_storage::dispatch::Waker;
@@ -14,8 +14,7 @@ use saturnmq_storage::reader::{PullOutcome, PullStatus, TimeBoundary};
 use saturnmq_storage::store::{Store, StoreState};
 
 use crate::support::{
-    Asleep, Sender, check_filled, check_key, fill, open, ranges, read_all, small_config,
-    wait_dispatched,
+    Asleep, Sender, check_filled, check_key, fill, open, ranges, small_config, wait_dispatched,
 };
 
 #[test]
@@ -481,82 +480,6 @@ fn times_find_their_offsets() {
         assert_eq!(times[nearest].abs_diff(time), best, "{time}");
     }
     opened.store.close().expect("close");
-}
-
-/// Log files below file number `limit` that this process has open, deleted ones too.
-fn open_files_below(commit_log: &std::path::Path, limit: u64) -> usize {
-    let descriptors = std::fs::read_dir("/proc/self/fd").expect("descriptors");
-    let targets = descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-    let old = |target: &std::path::PathBuf| {
-        let name = target
-            .strip_prefix(commit_log)
-            .ok()
-            .and_then(|name| name.to_str());
-        let base = name
-            .and_then(|name| name.get(..20))
-            .and_then(|base| base.parse::<u64>().ok());
-        base.is_some_and(|base| base / 262_144 < limit)
-    };
-    targets.filter(old).count()
-}
-
-#[test]
-fn expired_log_files_go_with_their_entries_and_nothing_else() {
-    let dir = tempfile::tempdir().expect("temporary directory");
-    let mut config = small_config(dir.path());
-    config.retention.disk_max_used_percent = 95;
-    config.retention.clean_file_forcibly = false;
-    // No resume point is due: the round has one made behind the files that go.
-    config.resume_interval = Duration::from_secs(3600);
-    let mut opened = open(&config).expect("open");
-    let mut sender = Sender::new(opened.ports.remove(0));
-    fill(&opened.store, &mut sender, "Orders", 0..2500);
-    let files_before = opened.store.watermarks().appended() / config.commit_log_file_size;
-    assert!(files_before >= 4);
-    let now = SystemTime::now();
-    let later = now + Duration::from_secs(73 * 3600);
-    wait_dispatched(&opened.store, opened.store.watermarks().appended());
-    let mut old_reader = opened.store.reader().expect("reader");
-    assert!(old_reader.record(0, &mut Vec::new()).expect("read"));
-    assert!(open_files_below(&config.root.join("commitlog"), files_before) > 0);
-    let nothing = opened.store.retention_round(now, true).expect("round");
-    assert_eq!(nothing.deleted_log_files, 0);
-    let report = opened.store.retention_round(later, true).expect("round");
-    assert_eq!(report.deleted_log_files as u64, files_before);
-    assert!(report.deleted_queue_files > 0 && report.deleted_index_files > 0);
-    let log_min = opened.store.min_log_offset();
-    assert_eq!(log_min, files_before * config.commit_log_file_size);
-    let check = |store: &Store| {
-        let mut reader = store.reader().expect("reader");
-        for queue in store.queues() {
-            let first = queue
-                .entry(queue.min_offset())
-                .expect("entry")
-                .expect("there");
-            assert!(first.physical_offset >= log_min);
-            assert_eq!(queue.max_offset(), 625);
-            let (messages, _) = read_all(&mut reader, &queue);
-            assert_eq!(messages.len() as i64, 625 - queue.min_offset());
-            assert_eq!(messages[0].queue_offset, queue.min_offset());
-        }
-    };
-    check(&opened.store);
-    let mut out = Vec::new();
-    let mut reader = opened.store.reader().expect("reader");
-    assert!(!reader.record(0, &mut out).expect("read"));
-    old_reader.release_expired();
-    drop(reader);
-    // The preparer holds a removed file open until it has given its space back.
-    let limit = Instant::now() + Duration::from_secs(30);
-    while open_files_below(&config.root.join("commitlog"), files_before) > 0 {
-        assert!(Instant::now() < limit, "removed files stay open");
-        std::thread::yield_now();
-    }
-    opened.store.close().expect("close");
-    let again = open(&config).expect("open");
-    assert_eq!(again.store.min_log_offset(), log_min);
-    check(&again.store);
-    again.store.close().expect("close");
 }
 
 #[test]
