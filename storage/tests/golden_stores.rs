@@ -234,6 +234,12 @@ fn every_record_encoded_again_is_the_same() {
         }
         for (at, bytes, problem) in golden.records().0 {
             let record = Record::decode(&bytes).unwrap();
+            // What a message brings is not taken for a record's own checksum, and whole batches are
+            // not stored: such records are read only.
+            let whole_batch = record.sys_flag() & message::sys_flag::INNER_BATCH != 0;
+            if record.check_record_crc() == Ok(true) || whole_batch {
+                continue;
+            }
             let properties = [record.properties().as_bytes()];
             let parts = MessageParts {
                 topic: record.topic(),
