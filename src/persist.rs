@@ -276,7 +276,9 @@ impl Persist {
                 let written =
                     tokio::task::spawn_blocking(move || this.write(file, from.as_ref())).await;
                 if written.is_err() {
-                    tracing::error!("writing {} panicked", self.path(file).display());
+                    let version = self.state(file).changed.load(Ordering::Acquire);
+                    let problem = io::Error::other("an internal error");
+                    let _reported = self.settle(file, version, Err(problem));
                 }
                 // Leaves as much time free as the write took: what changes meanwhile is one write.
                 tokio::time::sleep(begun.elapsed().min(PAUSE_MAX)).await;
@@ -332,12 +334,18 @@ impl Persist {
         let state = self.state(file);
         // Read before the text is taken: the text covers at least this many changes.
         let version = state.changed.load(Ordering::Acquire);
-        let path = self.path(file);
         let outcome = match source.text(file) {
-            Some(text) => replace_file(&path, text.as_bytes()),
+            Some(text) => replace_file(&self.path(file), text.as_bytes()),
             None => Ok(()),
         };
         state.writes.fetch_add(1, Ordering::Relaxed);
+        self.settle(file, version, outcome)
+    }
+
+    /// Answers whoever waits for a write that covered the changes up to `version`.
+    fn settle(&self, file: File, version: u64, outcome: io::Result<()>) -> Result<(), WriteError> {
+        let state = self.state(file);
+        let path = self.path(file);
         let outcome = outcome.map_err(|error| {
             tracing::error!(
                 "cannot write {}: {error}; it is tried again",
@@ -403,7 +411,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 /// Whatever the system refused; the old file is untouched then.
 pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(directory)?;
+    make_directory(directory)?;
     let temporary = with_suffix(path, ".tmp");
     let mut file = std::fs::File::create(&temporary)?;
     file.write_all(content)?;
@@ -412,6 +420,20 @@ pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     keep_backup(path)?;
     std::fs::rename(&temporary, path)?;
     std::fs::File::open(directory)?.sync_all()
+}
+
+/// Makes a directory and those it lies in, durably.
+fn make_directory(directory: &Path) -> io::Result<()> {
+    let missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    let made: Vec<_> = directory.ancestors().take_while(missing).collect();
+    std::fs::create_dir_all(directory)?;
+    for path in made {
+        let parent = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
+        std::fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
+    }
+    Ok(())
 }
 
 /// Gives the present file the additional name `.bak`: no copy, and no moment without the file.
@@ -431,182 +453,4 @@ fn keep_backup(path: &Path) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicUsize;
-
-    use super::*;
-
-    struct Counter(AtomicUsize);
-
-    impl StateSource for Counter {
-        fn text(&self, _: File) -> Option<String> {
-            Some(format!(
-                "{{\n\t\"value\":{}\n}}",
-                self.0.load(Ordering::SeqCst)
-            ))
-        }
-    }
-
-    fn with_runtime(test: impl Future<Output = ()>) {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        // A test that cannot make its runtime or does not end in time has failed.
-        runtime.expect("runtime").block_on(async {
-            tokio::time::timeout(Duration::from_secs(60), test)
-                .await
-                .expect("in time");
-        });
-    }
-
-    fn text_of(persist: &Persist, file: File) -> String {
-        std::fs::read_to_string(persist.path(file)).expect("state file")
-    }
-
-    #[test]
-    fn ten_thousand_changes_are_few_writes_and_each_is_durable_before_it_is_answered() {
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let persist = Arc::new(Persist::new(dir.path()));
-        let source = Arc::new(Counter(AtomicUsize::new(0)));
-        with_runtime(async {
-            let task = tokio::spawn(Arc::clone(&persist).run(Arc::clone(&source) as _));
-            let (send, mut answers) = tokio::sync::mpsc::unbounded_channel();
-            let changer = {
-                let (persist, source) = (Arc::clone(&persist), Arc::clone(&source));
-                std::thread::spawn(move || {
-                    for _ in 0..10_000 {
-                        let value = source.0.fetch_add(1, Ordering::SeqCst) + 1;
-                        let ticket = persist.changed(File::Topics);
-                        let (send, persist2) = (send.clone(), Arc::clone(&persist));
-                        persist.when_durable(ticket, move |written| {
-                            let text = text_of(&persist2, File::Topics);
-                            let _ = send.send((value, ticket, written.is_ok(), text));
-                        });
-                    }
-                })
-            };
-            for _ in 0..10_000 {
-                let (value, ticket, written, text) = answers.recv().await.expect("an answer");
-                assert!(written && persist.is_durable(ticket));
-                let on_disk: usize = text
-                    .trim_matches(|c: char| !c.is_ascii_digit())
-                    .parse()
-                    .expect("number");
-                assert!(
-                    on_disk >= value,
-                    "{on_disk} on disk when {value} was answered"
-                );
-            }
-            changer.join().expect("changer");
-            persist.stop();
-            task.await.expect("executor");
-        });
-        assert!(
-            persist.writes(File::Topics) < 2000,
-            "{} writes",
-            persist.writes(File::Topics)
-        );
-    }
-
-    #[test]
-    fn a_failed_write_fails_its_waiters_and_heals_with_the_next_change() {
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let blocked = dir.path().join("config");
-        std::fs::write(&blocked, "a file where a directory must be").expect("write");
-        let persist = Arc::new(Persist::new(dir.path()));
-        let source: Arc<dyn StateSource> = Arc::new(Counter(AtomicUsize::new(7)));
-        with_runtime(async {
-            let task = tokio::spawn(Arc::clone(&persist).run(source));
-            let outcome = |ticket| {
-                let (send, receive) = tokio::sync::oneshot::channel();
-                persist.when_durable(ticket, move |written| drop(send.send(written)));
-                receive
-            };
-            let first = persist.changed(File::Groups);
-            let error = outcome(first)
-                .await
-                .expect("outcome")
-                .expect_err("the disk refuses");
-            assert!(
-                error.to_string().contains("subscriptionGroup.json"),
-                "{error}"
-            );
-            assert!(!persist.is_durable(first));
-            assert_eq!(persist.failures().len(), 1);
-            std::fs::remove_file(&blocked).expect("remove");
-            let second = persist.changed(File::Groups);
-            outcome(second).await.expect("outcome").expect("written");
-            assert!(persist.is_durable(first) && persist.is_durable(second));
-            assert!(persist.failures().is_empty());
-            persist.stop();
-            task.await.expect("executor");
-        });
-    }
-
-    #[test]
-    fn a_replaced_file_leaves_the_old_one_as_backup_and_no_temporary_name() {
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let path = dir.path().join("config/topics.json");
-        for text in ["one", "two", "three"] {
-            replace_file(&path, text.as_bytes()).expect("replace");
-        }
-        let read = |name: &str| std::fs::read_to_string(dir.path().join("config").join(name));
-        assert_eq!(read("topics.json").expect("file"), "three");
-        assert_eq!(read("topics.json.bak").expect("backup"), "two");
-        let names = std::fs::read_dir(dir.path().join("config"))
-            .expect("list")
-            .count();
-        assert_eq!(names, 2);
-    }
-
-    #[test]
-    fn a_half_written_temporary_file_is_never_read() {
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let persist = Persist::new(dir.path());
-        let path = persist.path(File::Topics);
-        replace_file(&path, b"good").expect("replace");
-        std::fs::write(with_suffix(&path, ".tmp"), "torn").expect("write");
-        std::fs::write(with_suffix(&path, ".bak.tmp"), "torn").expect("write");
-        assert_eq!(
-            persist.load(File::Topics, utf8).expect("load").as_deref(),
-            Some("good")
-        );
-        replace_file(&path, b"better").expect("replace");
-        assert_eq!(
-            persist.load(File::Topics, utf8).expect("load").as_deref(),
-            Some("better")
-        );
-    }
-
-    fn utf8(bytes: &[u8]) -> Result<String, String> {
-        let text = String::from_utf8(bytes.to_vec()).map_err(|e| e.to_string())?;
-        if text.contains("torn") {
-            Err("torn".into())
-        } else {
-            Ok(text)
-        }
-    }
-
-    #[test]
-    fn damage_falls_back_to_the_backup_and_then_refuses() {
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let persist = Persist::new(dir.path());
-        let path = persist.path(File::Topics);
-        assert!(persist.load(File::Topics, utf8).expect("load").is_none());
-        replace_file(&path, b"old").expect("replace");
-        replace_file(&path, b"torn").expect("replace");
-        assert_eq!(
-            persist.load(File::Topics, utf8).expect("load").as_deref(),
-            Some("old")
-        );
-        std::fs::write(&path, "").expect("empty");
-        assert_eq!(
-            persist.load(File::Topics, utf8).expect("load").as_deref(),
-            Some("old")
-        );
-        std::fs::write(&path, "torn").expect("write");
-        std::fs::remove_file(with_suffix(&path, ".bak")).expect("remove");
-        let error = persist.load(File::Topics, utf8).expect_err("damaged");
-        assert!(error.to_string().contains("topics.json"), "{error}");
-    }
-}
+mod tests;

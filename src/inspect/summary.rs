@@ -73,7 +73,7 @@ fn index(view: &StoreView) -> Result<Value, saturnmq_storage::inspect::InspectEr
         .map(|file| {
             json!({
                 "file": file.path.display().to_string(),
-                "keys": file.header.next_item - 1,
+                "keys": file.header.next_item.saturating_sub(1),
                 "beginTimestamp": file.header.begin_timestamp,
                 "endTimestamp": file.header.end_timestamp,
                 "beginOffset": file.header.begin_offset,

@@ -153,8 +153,8 @@ pub struct StoreConfig {
     pub dispatch_queue_items: usize,
     /// Wake-ups held for one core before it is told to look at everything it parked.
     pub wake_queue_items: usize,
-    /// Most mappings held by queues and index together; never more than half of what the host
-    /// allows a process.
+    /// Most mappings held by queues and index together; never more than three quarters of
+    /// what the host allows a process.
     pub max_mappings: usize,
     /// Whether queues and index are made again from the log when the store is opened, whatever they
     /// look like.

@@ -2,8 +2,8 @@
 //!
 //! `uring` is what production uses, `blocking` where io_uring is refused or the filesystem knows no
 //! direct I/O; `memory` and `faulty` drive the same writer in tests. What must always hold: a body
-//! takes the bytes from the tail itself, never changes the order of nothing it promised, and
-//! reports every request exactly once.
+//! takes the bytes from the tail itself, reports every request exactly once, and reports it done
+//! only when it is; in which order they are done is its own business.
 
 use std::io;
 use std::time::Duration;

@@ -43,7 +43,7 @@ enum Pinning {
 pub struct UringDisk {
     ring: IoUring,
     tail: Arc<Tail>,
-    zeros: AlignedMemory,
+    zeros: Arc<AlignedMemory>,
     bell: Arc<Doorbell>,
     files: [Option<File>; MAX_FILES],
     registered_buffers: bool,
@@ -80,7 +80,7 @@ impl UringDisk {
                 "io_uring without timed waits (kernel < 5.11)",
             ));
         }
-        let zeros = AlignedMemory::new(ZERO_MEMORY)?;
+        let zeros = Arc::new(AlignedMemory::new(ZERO_MEMORY)?);
         Ok(UringDisk {
             no_iowait: ring.params().is_feature_no_iowait(),
             ring,
@@ -97,12 +97,12 @@ impl UringDisk {
     }
 
     fn register_buffers(&mut self) -> io::Result<()> {
-        let buffers = [self.tail.memory(), &self.zeros].map(|memory| libc::iovec {
+        let buffers = [self.tail.memory(), &*self.zeros].map(|memory| libc::iovec {
             iov_base: memory.as_ptr().cast(),
             iov_len: memory.len(),
         });
-        // SAFETY: both buffers are owned by this value (the tail through its `Arc`) and the ring is
-        // dropped first.
+        // SAFETY: both buffers are owned by this value (through `Arc`s) and the ring is dropped
+        // first.
         unsafe { self.ring.submitter().register_buffers(&buffers) }?;
         self.registered_buffers = true;
         Ok(())
@@ -151,7 +151,7 @@ impl UringDisk {
     ) -> squeue::Entry {
         let (start, size, buffer) = match source {
             Source::Tail(position) => (position, self.tail.memory(), TAIL_BUFFER),
-            Source::Zeros => (0, &self.zeros, ZERO_BUFFER),
+            Source::Zeros => (0, &*self.zeros, ZERO_BUFFER),
         };
         assert!(
             start <= size.len() && len <= size.len() - start,
@@ -204,7 +204,8 @@ impl UringDisk {
 
     fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: buffers and files outlive the request: they are owned by this value, which waits
-        // in `drop` until nothing is in flight; ranges were checked when the entry was built.
+        // in `drop` until nothing is in flight, and gives the buffers up for good where that does
+        // not come; the kernel holds files by itself. Ranges were checked when the entry was built.
         let pushed = unsafe { self.ring.submission().push(entry) };
         // Twice as many entries as requests that can be in flight.
         pushed.expect("the submission queue has room for every request");
@@ -399,6 +400,11 @@ impl Drop for UringDisk {
             }
             self.collect(&mut done);
             done.clear();
+        }
+        if self.in_flight > 0 {
+            // The kernel may still read them, whenever that is: they are never given back.
+            std::mem::forget((Arc::clone(&self.tail), Arc::clone(&self.zeros)));
+            tracing::error!(requests = self.in_flight, "writes of the log did not end");
         }
     }
 }
