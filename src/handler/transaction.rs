@@ -98,12 +98,11 @@ pub fn end(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
     ends.half.clear();
     ends.half.shrink_to(KEEP_BYTES);
     match pulls.reader().record_in_memory(offset, &mut ends.half) {
-        Ok(InMemory::Found) => {}
-        Ok(InMemory::Missing) => return not_found().into(),
-        Ok(InMemory::Cold) => {
+        InMemory::Found => {}
+        InMemory::Missing => return not_found().into(),
+        InMemory::Cold => {
             return Answer::Work(Box::new(move |services, slot| cold(services, slot, &end)));
         }
-        Err(error) => return Reply::error(SYSTEM_ERROR, error.to_string()).into(),
     }
     let half = std::mem::take(&mut ends.half);
     let answer = match Ready::new(broker, &end, &half) {

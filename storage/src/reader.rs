@@ -375,17 +375,8 @@ impl StoreReader {
 
     /// The size field at a log offset, if what stands there begins like a record of this place.
     fn size_at(&mut self, offset: u64) -> Result<Option<usize>, ReadError> {
-        let Some(head) = self.head(offset)? else {
-            return Ok(None);
-        };
-        let long = |at: usize| head[at..at + 8].try_into().map(u64::from_be_bytes).ok();
-        let magic = [head[4], head[5], head[6], head[7]];
-        let in_place = long(28) == Some(offset);
-        let known = matches!(magic, [0xDA, 0xA3, 0x20, 0xA7 | 0xAB]);
-        let size = i32::from_be_bytes([head[0], head[1], head[2], head[3]]);
-        Ok(usize::try_from(size)
-            .ok()
-            .filter(|size| in_place && known && *size > HEAD_BYTES))
+        let head = self.head(offset)?;
+        Ok(head.and_then(|head| size_in(&head, offset)))
     }
 
     /// Whether these bytes are beyond what a crash can take back. The tail holds more than that.
@@ -416,6 +407,17 @@ impl StoreReader {
             head
         }))
     }
+}
+
+/// The size field of a head, if it begins like that of a record at `offset`.
+fn size_in(head: &[u8; HEAD_BYTES], offset: u64) -> Option<usize> {
+    let long = |at: usize| head[at..at + 8].try_into().map(u64::from_be_bytes).ok();
+    let magic = [head[4], head[5], head[6], head[7]];
+    let in_place = long(28) == Some(offset);
+    let known = matches!(magic, [0xDA, 0xA3, 0x20, 0xA7 | 0xAB]);
+    let size = i32::from_be_bytes([head[0], head[1], head[2], head[3]]);
+    let size = usize::try_from(size).ok()?;
+    (in_place && known && size > HEAD_BYTES).then_some(size)
 }
 
 /// One pull's parameters.

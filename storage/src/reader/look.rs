@@ -57,13 +57,7 @@ impl StoreReader {
         };
         if let Some(problem) = problem {
             out.truncate(before);
-            if !is_body_damage(&problem) {
-                return self.wrong_entry(request, pulled, at);
-            }
-            pulled.damaged += 1;
-            note_removed(pulled);
-            self.report_damage(offset, &problem);
-            return Ok(EntryStep::Next);
+            return self.unreadable(request, pulled, (at, entry), &problem);
         }
         let Ok(record) = Record::decode(&out[before..]) else {
             out.truncate(before);
@@ -80,6 +74,29 @@ impl StoreReader {
         pulled.count += 1;
         pulled.bytes += size;
         pulled.status = PullStatus::Found;
+        Ok(EntryStep::Next)
+    }
+
+    /// The record of the entry at `at` cannot be read: it expired meanwhile, its body is damaged,
+    /// or the entry is wrong.
+    fn unreadable(
+        &self,
+        request: &PullRequest<'_>,
+        pulled: &mut Pulled,
+        (at, entry): (i64, ConsumeEntry),
+        problem: &RecordError,
+    ) -> Result<EntryStep, ReadError> {
+        // Retention may have come in between, and shortens what it removed.
+        if self.is_removed(request.queue, at, entry)? {
+            note_removed(pulled);
+            return Ok(EntryStep::Next);
+        }
+        if !is_body_damage(problem) {
+            return self.wrong_entry(request, pulled, at);
+        }
+        pulled.damaged += 1;
+        note_removed(pulled);
+        self.report_damage(entry.physical_offset, problem);
         Ok(EntryStep::Next)
     }
 
@@ -161,7 +178,10 @@ impl StoreReader {
                 .is_ok_and(|record| belongs(&record, place, queue, at));
         if !sound {
             out.truncate(before);
-            self.tell_wrong(queue, at)?;
+            let removed = *entry != ConsumeEntry::DAMAGED && self.is_removed(queue, at, *entry)?;
+            if !removed {
+                self.tell_wrong(queue, at)?;
+            }
         }
         Ok(sound)
     }

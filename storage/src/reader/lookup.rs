@@ -2,7 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::StoreReader;
+use super::look::{Found, check_copied};
+use super::{HEAD_BYTES, StoreReader, size_in};
 use crate::error::ReadError;
 use crate::format::consume_entry::ENTRY_SIZE;
 use crate::format::message::store_timestamp_position;
@@ -32,23 +33,33 @@ pub enum InMemory {
 }
 
 impl StoreReader {
-    /// As [`StoreReader::record`], from memory alone.
-    pub fn record_in_memory(
-        &mut self,
-        offset: u64,
-        out: &mut Vec<u8>,
-    ) -> Result<InMemory, ReadError> {
-        if offset < self.tail.start() {
-            let log_min = self.shared.min_log_offset.load(Ordering::SeqCst);
-            return Ok(match offset < log_min {
-                true => InMemory::Missing,
-                false => InMemory::Cold,
-            });
+    /// As [`StoreReader::record`], from memory alone: for a network core.
+    pub fn record_in_memory(&mut self, offset: u64, out: &mut Vec<u8>) -> InMemory {
+        let log_min = self.shared.min_log_offset.load(Ordering::SeqCst);
+        if offset < log_min || !self.is_acknowledged(offset, HEAD_BYTES) {
+            return InMemory::Missing;
         }
-        Ok(match self.record(offset, out)? {
-            true => InMemory::Found,
-            false => InMemory::Missing,
-        })
+        // The tail moves on all the time: what it has just let go of is cold, here and below.
+        let mut head = [0; HEAD_BYTES];
+        let copied = self.tail.with(offset, HEAD_BYTES, |first, second| {
+            head[..first.len()].copy_from_slice(first);
+            head[first.len()..].copy_from_slice(second);
+        });
+        if copied.is_none() {
+            return InMemory::Cold;
+        }
+        let size = size_in(&head, offset).filter(|size| self.is_acknowledged(offset, *size));
+        let Some(size) = size else {
+            return InMemory::Missing;
+        };
+        let before = out.len();
+        let whole = self.tail.copy(offset, size, out)
+            && matches!(check_copied(&out[before..], offset, true), Found::Whole);
+        if whole {
+            return InMemory::Found;
+        }
+        out.truncate(before);
+        InMemory::Cold
     }
 
     /// Store time, in milliseconds, of the message at a queue offset; `None` if it cannot be read.

@@ -47,17 +47,17 @@ fn expired_log_files_go_with_their_entries_and_nothing_else() {
     assert!(nothing.deleted_log_files == 0 && nothing.awaits_resume);
     // A resume point was asked for, and is made in the background.
     let limit = Instant::now() + Duration::from_secs(30);
-    let report = loop {
+    let (mut log_files, mut queue_files, mut index_files) = (0, 0, 0);
+    while log_files < files_before {
         let report = opened.store.retention_round(later, true).expect("round");
-        if !report.awaits_resume {
-            break report;
-        }
-        assert_eq!(report.deleted_log_files, 0);
+        log_files += report.deleted_log_files as u64;
+        queue_files += report.deleted_queue_files;
+        index_files += report.deleted_index_files;
         assert!(Instant::now() < limit, "no resume point");
         std::thread::yield_now();
-    };
-    assert_eq!(report.deleted_log_files as u64, files_before);
-    assert!(report.deleted_queue_files > 0 && report.deleted_index_files > 0);
+    }
+    assert_eq!(log_files, files_before);
+    assert!(queue_files > 0 && index_files > 0);
     let log_min = opened.store.min_log_offset();
     assert_eq!(log_min, files_before * config.commit_log_file_size);
     let check = |store: &Store| {
