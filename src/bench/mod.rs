@@ -15,6 +15,7 @@ pub mod drain;
 pub mod end_to_end;
 pub mod environment;
 pub mod faults;
+pub mod flights;
 pub mod idle;
 pub mod knee;
 pub mod message;

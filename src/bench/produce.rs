@@ -15,6 +15,7 @@ use saturnmq_net::messages::message_id;
 use saturnmq_net::messages::send::SendRequest;
 
 use super::faults::Faults;
+use super::flights::{Flights, Sent};
 use super::message::{Composer, Kind, PRODUCER_GROUP};
 use super::monitor::Monitor;
 use super::payload::{Numbers, Stamp};
@@ -143,19 +144,6 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
     })
 }
 
-/// A send on its way.
-#[derive(Clone, Copy)]
-struct Sent {
-    /// Its number, until it was answered.
-    opaque: Option<i32>,
-    /// From when its latency counts.
-    since: Instant,
-    /// Number of its first message.
-    sequence: u64,
-    /// Bytes of the bodies.
-    bytes: u64,
-}
-
 /// One connection's sends.
 pub struct Producer<'a> {
     run: &'a Run<'a>,
@@ -171,8 +159,7 @@ pub struct Producer<'a> {
     outstanding: usize,
     /// Counted messages that are left to send.
     left: Option<u64>,
-    /// By opaque modulo their number, which is above the number in flight.
-    sent: Vec<Sent>,
+    flights: Flights,
     recorder: Recorder<'a>,
     accepted: Numbers,
     expected: u64,
@@ -200,12 +187,6 @@ impl<'a> Producer<'a> {
             Pace::Open { .. } => MAX_IN_FLIGHT,
         };
         let number = u32::try_from(index).unwrap_or(u32::MAX);
-        let nothing = Sent {
-            opaque: None,
-            since: run.begin,
-            sequence: 0,
-            bytes: 0,
-        };
         Ok(Self {
             run,
             client: connected?,
@@ -217,8 +198,7 @@ impl<'a> Producer<'a> {
             sequence: 0,
             outstanding: 0,
             left: run.share(index),
-            // A transaction's end takes a number of its own.
-            sent: vec![nothing; (in_flight * 4).next_power_of_two()],
+            flights: Flights::new(in_flight),
             recorder: recorder?,
             accepted: Numbers::default(),
             expected: 0,
@@ -368,13 +348,16 @@ impl<'a> Producer<'a> {
             |fields| send.encode_fields(made.code, fields),
             made.body,
         )?;
-        let slot = opaque as u32 as usize % self.sent.len();
-        self.sent[slot] = Sent {
-            opaque: Some(opaque),
+        let sent = Sent {
             since,
             sequence: self.sequence,
             bytes: made.bytes,
         };
+        if !self.flights.insert(opaque, sent) {
+            return Err(BenchError::System(
+                "more sends in flight than meant".to_owned(),
+            ));
+        }
         self.sequence += u64::from(shape.batch);
         self.outstanding += 1;
         if let Some(left) = self
@@ -396,13 +379,10 @@ impl<'a> Producer<'a> {
             // The broker asks about transactions that are under way.
             return Ok(true);
         }
-        let slot = command.opaque as u32 as usize % self.sent.len();
-        let sent = self.sent[slot];
-        if sent.opaque != Some(command.opaque) {
+        let Some(sent) = self.flights.take(command.opaque) else {
             self.faults.count("an answer that nobody asked for");
             return Ok(true);
-        }
-        self.sent[slot].opaque = None;
+        };
         self.outstanding -= 1;
         let shape = &self.run.plan.shape;
         let messages = u64::from(shape.batch);

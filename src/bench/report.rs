@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::environment::Environment;
 use super::faults::Faults;
 use super::monitor::{Observed, Sample};
-use super::plan::Plan;
+use super::plan::{Pace, Plan};
 use super::recorder::Measured;
 use super::{BenchError, shown_us};
 
@@ -92,7 +92,10 @@ impl Report {
         Self {
             load: load.to_owned(),
             options: format!("{}, {}", plan.pace_text(), plan.shape_text()),
-            latency_of: "send to SEND_OK".to_owned(),
+            latency_of: match plan.pace {
+                Pace::Open { .. } => "intended send to SEND_OK".to_owned(),
+                Pace::Closed { .. } => "send to SEND_OK".to_owned(),
+            },
             messages: total.messages,
             refused: total.errors,
             bytes: total.bytes,
