@@ -22,6 +22,7 @@ use crate::offsets::{ConsumerOffsets, DelayOffsets};
 use crate::persist::{File, Persist, StateSource};
 use crate::services::ServicesHandle;
 use crate::stats::Stats;
+use crate::timer::Timers;
 use crate::topics::{Topic, TopicConfig, Topics};
 use crate::transaction::Transactions;
 
@@ -60,6 +61,8 @@ pub struct Broker {
     pub delay_offsets: Arc<DelayOffsets>,
     /// Transactions.
     pub transactions: Transactions,
+    /// Messages for a time.
+    pub timers: Timers,
     /// Connected clients.
     pub clients: Clients,
     /// Locks of ordered consumption.
@@ -105,6 +108,11 @@ impl Broker {
     /// The queue that holds half messages.
     pub fn half_queue(&self) -> Option<Arc<Queue>> {
         self.queue(self.topics.get(names::HALF_TOPIC)?.as_ref(), 0)
+    }
+
+    /// The queue that holds messages for a time.
+    pub fn timer_queue(&self) -> Option<Arc<Queue>> {
+        self.queue(self.topics.get(names::TIMER_TOPIC)?.as_ref(), 0)
     }
 
     /// The queue that says which half messages are done with.

@@ -36,6 +36,7 @@ pub mod state_json;
 pub mod stats;
 pub mod subscription;
 pub mod systemd;
+pub mod timer;
 pub mod topics;
 pub mod traffic;
 pub mod transaction;

@@ -16,6 +16,7 @@ use saturnmq_storage::retention::DiskSpace;
 use saturnmq_storage::store::StoreState;
 
 use crate::broker::Broker;
+use crate::core::now_ms;
 use crate::topics::Topic;
 
 /// Media type of the text.
@@ -52,6 +53,7 @@ impl Collector for Scrape {
         let mut out = Families(encoder);
         process(&self.0, &mut out)?;
         transactions(&self.0, &mut out)?;
+        timers(&self.0, &mut out)?;
         traffic(&self.0, &mut out)?;
         lags(&self.0, &mut out)?;
         writer(&self.0, &mut out)?;
@@ -180,6 +182,35 @@ fn transactions(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
         "Questions to producers about transactions",
         None,
         counters.checks.load(Ordering::Relaxed),
+    )
+}
+
+fn timers(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
+    let counters = &broker.timers.counters;
+    let kind = MetricType::Counter;
+    let help = "Messages for a time, by what became of them";
+    let mut family = out.family(kind, "timer_messages", help, None)?;
+    for (result, counter) in [
+        ("entered", &counters.entered),
+        ("delivered", &counters.delivered),
+        ("rolled", &counters.rolled),
+        ("deleted", &counters.deleted),
+        ("dropped", &counters.dropped),
+    ] {
+        let labels: [Label<'_>; 1] = [("result", result)];
+        one_counter(&mut family, &labels, counter.load(Ordering::Relaxed))?;
+    }
+    out.gauge(
+        "timer_waiting_messages",
+        "Messages that wait for their time",
+        None,
+        broker.timers.waiting.load(Ordering::Relaxed).max(0) as f64,
+    )?;
+    out.gauge(
+        "timer_behind",
+        "Age of the oldest slot that is not done with",
+        Some(&Unit::Seconds),
+        broker.timers.behind_ms(now_ms()) as f64 / 1000.0,
     )
 }
 

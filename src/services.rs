@@ -23,6 +23,7 @@ use crate::broker::Broker;
 use crate::core::{encode_reply, now_ms};
 use crate::delay::Delivery;
 use crate::handler::pull::{self, Pull};
+use crate::timer::service::{TimerService, TimerStep};
 use crate::transaction::Close;
 use crate::transaction::check::{Checker, Step};
 
@@ -143,6 +144,7 @@ enum Appending {
     Job(AppendThen),
     Delivery { level: usize, offset: i64 },
     Check(Step),
+    Timed(TimerStep),
 }
 
 /// What jobs work with.
@@ -210,6 +212,18 @@ impl ServiceContext {
         self.port.push(0, queue, parts)?;
         self.appending
             .push_back(Appending::Delivery { level, offset });
+        Ok(())
+    }
+
+    /// Appends a message whose time has come, for [`TimerService`].
+    pub(crate) fn append_timed(
+        &mut self,
+        queue: &Queue,
+        parts: &MessageParts<'_>,
+        step: TimerStep,
+    ) -> Result<(), PushError> {
+        self.port.push(0, queue, parts)?;
+        self.appending.push_back(Appending::Timed(step));
         Ok(())
     }
 
@@ -289,6 +303,7 @@ pub struct Services {
     inbox: ServicesInbox,
     delivery: Delivery,
     checker: Checker,
+    timers: TimerService,
     /// Jobs for which the dispatcher is not far enough yet.
     early: VecDeque<(Job, Instant)>,
     next_sweep: Instant,
@@ -301,6 +316,7 @@ impl Services {
         inbox: ServicesInbox,
         port: AppendPort,
         reader: StoreReader,
+        timers: TimerService,
     ) -> Self {
         let now = Instant::now();
         broker.cores.attach_services(broker.services.bell());
@@ -322,6 +338,7 @@ impl Services {
             inbox,
             delivery,
             checker,
+            timers,
             early: VecDeque::new(),
             next_sweep: now + SWEEP,
         }
@@ -335,7 +352,8 @@ impl Services {
             let now = Instant::now();
             let delivery = self.delivery.round(&mut self.context, now);
             let check = self.checker.round(&mut self.context, now);
-            let due = delivery.into_iter().chain(check).min();
+            let timers = self.timers.round(&mut self.context, now);
+            let due = delivery.into_iter().chain(check).chain(timers).min();
             self.rounds(now);
             self.context.port.submit();
             if !more {
@@ -359,6 +377,7 @@ impl Services {
         }
         self.delivery.save(&self.context.broker);
         self.checker.save(&self.context.broker);
+        self.timers.save();
     }
 
     fn results(&mut self) {
@@ -375,6 +394,9 @@ impl Services {
                 }
                 Some(Appending::Check(step)) => {
                     self.checker.done(&mut self.context, step, result.outcome);
+                }
+                Some(Appending::Timed(step)) => {
+                    self.timers.done(&mut self.context, step, result.outcome);
                 }
                 None => return,
             }

@@ -31,6 +31,8 @@ use crate::persist::Persist;
 use crate::services::{Services, ServicesHandle, ServicesInbox};
 use crate::state_json::now_ms;
 use crate::stats::Stats;
+use crate::timer::Timers;
+use crate::timer::service::TimerService;
 use crate::topics::Topics;
 use crate::transaction::Transactions;
 
@@ -127,6 +129,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         delay_offsets: Arc::new(DelayOffsets::load(Arc::clone(&persist))?),
         name_server: NameServer::load(&persist, config.name_server_limits)?,
         transactions: Transactions::new(),
+        timers: Timers::default(),
         clients: Clients::default(),
         locks: QueueLocks::default(),
         cores: directory,
@@ -143,7 +146,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
     // The services thread has the port behind those of the cores; it looks at no wake queue.
     let port = ports.split_off(broker.config.cores);
     wakes.truncate(broker.config.cores);
-    let services = start_services(&broker, inbox, port)?;
+    let services = start_services(&broker, inbox, port, report.clean)?;
     match start_cores(&broker, engine, ports, wakes, inboxes) {
         Ok(cores) => Ok(Wired {
             broker,
@@ -165,6 +168,7 @@ fn start_services(
     broker: &Arc<Broker>,
     inbox: ServicesInbox,
     ports: Vec<AppendPort>,
+    clean: bool,
 ) -> Result<JoinHandle<()>, ServeError> {
     let failed = |source| ServeError::Start {
         what: "the services thread",
@@ -174,11 +178,13 @@ fn start_services(
         .into_iter()
         .next()
         .ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-    let reader = broker
+    let mut reader = broker
         .store
         .reader()
         .map_err(|e| failed(io::Error::other(e)))?;
-    let services = Services::new(Arc::clone(broker), inbox, port, reader);
+    let timers =
+        TimerService::new(broker, &mut reader, clean).map_err(|e| failed(io::Error::other(e)))?;
+    let services = Services::new(Arc::clone(broker), inbox, port, reader, timers);
     let builder = std::thread::Builder::new().name("services".into());
     builder.spawn(move || services.run()).map_err(failed)
 }

@@ -9,6 +9,7 @@ mod name_server_replay;
 mod replay;
 mod retention;
 mod sending;
+mod timers;
 mod transaction_replay;
 mod transactions;
 mod waiting;

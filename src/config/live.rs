@@ -9,6 +9,7 @@ use thiserror::Error;
 use super::keys::{self, Change, Effect};
 use super::properties::parse_properties;
 use super::raw::{ConfigError, quoted};
+use super::timers::LiveTimers;
 use super::values::Values;
 
 /// Why a configuration update was not applied; nothing of it was.
@@ -125,6 +126,8 @@ pub struct LiveConfig {
     pub default_query_messages: i32,
     /// `registerBrokerTimeoutMills`.
     pub register_timeout_ms: u64,
+    /// Messages for a time.
+    pub timers: LiveTimers,
 }
 
 impl LiveConfig {
@@ -164,6 +167,7 @@ impl LiveConfig {
             max_query_messages: v.number("maxMsgsNumBatch"),
             default_query_messages: v.number("defaultQueryMaxNum"),
             register_timeout_ms: v.number("registerBrokerTimeoutMills"),
+            timers: LiveTimers::new(&v),
             values: Arc::new(v),
         }
     }

@@ -11,6 +11,7 @@ mod network;
 mod properties;
 mod raw;
 mod resolved;
+mod timers;
 mod values;
 
 pub use address::{Advertised, advertised_reason, pick_address};
@@ -19,3 +20,4 @@ pub use live::{LiveConfig, UpdateError};
 pub use network::Network;
 pub use raw::{ConfigError, RawConfig, Remarks};
 pub use resolved::{Config, Options, PortChoice, Resolved};
+pub use timers::{LiveTimers, TimerConfig};

@@ -11,6 +11,7 @@ use super::keys::parse_levels;
 use super::live::LiveConfig;
 use super::network::Network;
 use super::raw::{ConfigError, RawConfig, Remarks};
+use super::timers::TimerConfig;
 use super::values::Values;
 use crate::filter::registered::FilterSettings;
 use crate::name_server::limits::Limits;
@@ -128,6 +129,8 @@ pub struct Config {
     pub offset_flush_interval: Duration,
     /// `flushDelayOffsetInterval`.
     pub delay_flush_interval: Duration,
+    /// Messages for a time.
+    pub timers: TimerConfig,
     /// `cleanResourceInterval`.
     pub retention_interval: Duration,
     /// What the store is opened with.
@@ -281,6 +284,7 @@ fn fixed(raw: &RawConfig, v: &Values) -> Result<Config, ConfigError> {
         delay_levels_ms: store.delay_levels_ms.clone(),
         offset_flush_interval: millis("flushConsumerOffsetInterval"),
         delay_flush_interval: millis("flushDelayOffsetInterval"),
+        timers: TimerConfig::new(v),
         retention_interval: millis("cleanResourceInterval"),
         broker_id: 0,
         cluster,

@@ -9,6 +9,7 @@ pub mod durably;
 pub mod group;
 pub mod group_offsets;
 pub mod housekeeping;
+pub(crate) mod kept_key;
 pub mod lock;
 pub mod name_server;
 pub mod offset;
@@ -16,6 +17,7 @@ pub mod properties;
 pub mod pull;
 pub mod pull_checks;
 pub mod query;
+pub mod recall;
 pub mod relay;
 pub mod reply;
 pub mod reset;
@@ -181,6 +183,7 @@ fn newer_admin_request(broker: &Broker, request: &Request<'_>) -> Answer {
         request::UPDATE_AND_GET_GROUP_FORBIDDEN => group::forbidden(broker, request),
         request::QUERY_TOPICS_BY_CONSUMER => stats::topics_of_consumer(broker, request),
         request::QUERY_SUBSCRIPTION_BY_CONSUMER => stats::subscription(broker, request),
+        request::RECALL_MESSAGE => recall::recall(broker, request),
         code => unknown(code),
     }
 }

@@ -47,6 +47,23 @@ pub const POP_CK: &str = "POP_CK";
 /// Properties that ask for a delivery at a time instead of a level.
 pub const TIMERS: [&str; 3] = ["TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"];
 
+/// Seconds after which a message is due.
+pub const TIMER_DELAY_SEC: &str = TIMERS[0];
+/// Milliseconds after which a message is due.
+pub const TIMER_DELAY_MS: &str = TIMERS[1];
+/// When a message is due, ms.
+pub const TIMER_DELIVER_MS: &str = TIMERS[2];
+/// When a message in the timer topic is due, ms, rounded down.
+pub const TIMER_OUT_MS: &str = "TIMER_OUT_MS";
+/// When a message was entered into the timer wheel, ms.
+pub const TIMER_ENQUEUE_MS: &str = "TIMER_ENQUEUE_MS";
+/// When a message left the timer wheel, ms.
+pub const TIMER_DEQUEUE_MS: &str = "TIMER_DEQUEUE_MS";
+/// How often a message was entered into the timer wheel again.
+pub const TIMER_ROLL_TIMES: &str = "TIMER_ROLL_TIMES";
+/// Topic and unique key, with a `+` between, of a message that is not to be delivered.
+pub const TIMER_DELETES: &str = "TIMER_DEL_UNIQKEY";
+
 /// Above this many pieces duplicates are found by sorting instead of by comparing each with each.
 const COMPARE_ALL: usize = 64;
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
 
 use saturnmq_net::encode::VERSION;
 use saturnmq_net::messages::kv::KvTable;
@@ -9,6 +10,7 @@ use saturnmq_storage::retention::DiskSpace;
 
 use crate::answer::{Answer, Request};
 use crate::broker::Broker;
+use crate::core::now_ms;
 use crate::handler::topic::json_reply;
 use crate::names;
 use crate::services::ServiceContext;
@@ -188,14 +190,15 @@ fn delays(broker: &Broker, table: &mut Table) {
             format!("{offset},{max}"),
         );
     }
-    for key in [
-        "timerReadBehind",
-        "timerOffsetBehind",
-        "timerCongestNum",
-        "timerEnqueueTps",
-        "timerDequeueTps",
-    ] {
-        table.set(key, if key.ends_with("Tps") { "0.0" } else { "0" });
+    let timers = &broker.timers;
+    let end = broker.timer_queue().map_or(0, |queue| queue.max_offset());
+    let waiting = timers.waiting.load(Ordering::Relaxed).max(0);
+    table.set("timerReadBehind", timers.behind_ms(now_ms()) / 1000);
+    table.set("timerOffsetBehind", timers.not_entered(end));
+    table.set("timerCongestNum", waiting);
+    // The rates of the last seconds are not kept; /metrics has the counters.
+    for key in ["timerEnqueueTps", "timerDequeueTps"] {
+        table.set(key, "0.0");
     }
 }
 

@@ -13,7 +13,7 @@ use saturnmq_net::driver::{ConnectionId, Outbox};
 use saturnmq_net::encode::Encoder;
 use saturnmq_net::messages::send::SendRequest;
 use saturnmq_storage::append_queue::{AppendFailure, AppendPort, Appended, PushError};
-use saturnmq_storage::format::message::{EncodeError, MessageParts, PROPERTIES_MAX, sys_flag};
+use saturnmq_storage::format::message::{EncodeError, MessageParts, sys_flag};
 use saturnmq_storage::format::message_id::MessageId;
 use saturnmq_storage::queue_table::Queue;
 
@@ -21,6 +21,7 @@ use crate::answer::{Answer, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::config::LiveConfig;
 use crate::core::Core;
+use crate::handler::kept_key::KeptKey;
 use crate::handler::properties::{self, PropertyScan};
 use crate::handler::send_checks::{self, Redirect};
 use crate::handler::send_properties::{self, Stored};
@@ -28,41 +29,6 @@ use crate::handler::transaction::{self, Ending};
 use crate::handler::{MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE, TOPIC_NOT_EXIST};
 use crate::names;
 use crate::topics::{Topic, TopicFilterType};
-
-/// Longest unique key that a response repeats without an allocation.
-const KEY_INLINE: usize = 64;
-
-/// A unique key kept until the response is written.
-#[derive(Clone, Debug)]
-enum KeptKey {
-    None,
-    Inline([u8; KEY_INLINE], u8),
-    Long(Box<str>),
-}
-
-impl KeptKey {
-    fn keep(key: Option<&str>) -> Self {
-        let Some(key) = key else { return Self::None };
-        let mut inline = [0; KEY_INLINE];
-        match inline.get_mut(..key.len()) {
-            Some(place) => {
-                place.copy_from_slice(key.as_bytes());
-                Self::Inline(inline, key.len() as u8)
-            }
-            None => Self::Long(Box::from(key)),
-        }
-    }
-
-    fn as_str(&self) -> Option<&str> {
-        match self {
-            Self::None => None,
-            Self::Inline(bytes, length) => {
-                std::str::from_utf8(bytes.get(..usize::from(*length))?).ok()
-            }
-            Self::Long(key) => Some(key),
-        }
-    }
-}
 
 /// A send whose record is on its way to the log.
 struct InFlight {
@@ -75,6 +41,8 @@ struct InFlight {
     batch: usize,
     key: KeptKey,
     topic: Arc<Topic>,
+    /// The handle by which a message for a time is recalled.
+    recall: Option<Box<str>>,
     /// A record of a transaction's end is no send.
     end: Option<Box<Ending>>,
 }
@@ -156,6 +124,7 @@ impl Sends {
             queue_id: 0,
             batch: 0,
             key: KeptKey::None,
+            recall: None,
             topic: Arc::clone(topic),
             end: Some(Box::new(end)),
         });
@@ -163,12 +132,17 @@ impl Sends {
         Ok(())
     }
 
-    /// A number below `bound`, from a xorshift generator.
-    fn random_below(&mut self, bound: i32) -> i32 {
+    /// A number from a xorshift generator.
+    fn random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        ((self.random >> 33) % bound.max(1) as u64) as i32
+        self.random >> 33
+    }
+
+    /// A number below `bound`.
+    fn random_below(&mut self, bound: i32) -> i32 {
+        (self.random() % bound.max(1) as u64) as i32
     }
 }
 
@@ -234,11 +208,12 @@ fn single(
     } = checked;
     let mut stored_queue_id = queue_id;
     sends.scan.read(send.properties);
-    let (mut delay, half) = match send_properties::asked(broker, &sends.scan, &send) {
+    let random = sends.random();
+    let asked = match send_properties::asked(broker, &sends.scan, &send, random) {
         Ok(asked) => asked,
         Err(refusal) => return refusal,
     };
-    let mut dead = false;
+    let (mut delay, half, mut dead) = (asked.level, asked.half, false);
     if let Some(group) = send.topic.strip_prefix(names::RETRY_PREFIX) {
         match send_checks::retry_target(broker, request, &send, group) {
             Redirect::None => {}
@@ -260,6 +235,7 @@ fn single(
         level: delay.min(sends.delay_levels),
         wanted_level: delay,
         half,
+        time: asked.time,
         topic: &topic.config.name,
         queue_id: stored_queue_id,
         undelayed: dead && request.is_v5(),
@@ -267,7 +243,7 @@ fn single(
     };
     let text = send.properties;
     stored.write(text, &mut sends.scan, &sends.cluster, &mut sends.properties);
-    if sends.properties.len() > PROPERTIES_MAX {
+    if sends.properties.len() > stored.properties_max() {
         return illegal(broker, sends.max_message_size);
     }
     let Some((stored_topic, stored_queue_id, queue)) =
@@ -283,8 +259,9 @@ fn single(
         ..message(request, &send, &topic, sends.store_host)
     };
     let pushed = sends.port.push(sends.next_token, &queue, &parts);
-    let counted = send_properties::counted(broker, half, topic);
-    let accepted = Taken::new(counted, queue_id, 0, key);
+    let counted = send_properties::counted(broker, stored_topic, &topic);
+    let mut accepted = Taken::new(counted, queue_id, 0, key);
+    accepted.recall = stored.recall_handle(broker, text, &sends.scan);
     taken(sends, broker, request, pushed, accepted, io)
 }
 
@@ -301,6 +278,8 @@ fn place<'a>(
         (names::SCHEDULE_TOPIC, level - 1, queue)
     } else if stored.half {
         (names::HALF_TOPIC, 0, broker.half_queue()?)
+    } else if stored.time.is_some() {
+        (names::TIMER_TOPIC, 0, broker.timer_queue()?)
     } else {
         let queue = broker.queue(topic, queue_id)?;
         (topic.config.name.as_str(), queue_id, queue)
@@ -400,6 +379,7 @@ struct Taken {
     queue_id: i32,
     batch: usize,
     key: KeptKey,
+    recall: Option<Box<str>>,
 }
 
 impl Taken {
@@ -409,6 +389,7 @@ impl Taken {
             queue_id,
             batch,
             key,
+            recall: None,
         }
     }
 }
@@ -429,6 +410,7 @@ fn taken(
                 queue_id,
                 batch,
                 key,
+                recall,
             } = taken;
             sends.in_flight.push_back(InFlight {
                 token: sends.next_token,
@@ -437,6 +419,7 @@ fn taken(
                 queue_id,
                 batch,
                 key,
+                recall,
                 topic,
                 end: None,
             });
@@ -574,6 +557,9 @@ fn acknowledge(
         .field_i64("queueOffset", appended.queue_offset);
     if let Some(key) = sent.key.as_str() {
         encoder.field_str("transactionId", key);
+    }
+    if let Some(handle) = &sent.recall {
+        encoder.field_str("recallHandle", handle);
     }
     encoder.finish();
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use saturnmq_net::messages::send::SendRequest;
-use saturnmq_storage::format::message::sys_flag;
+use saturnmq_storage::format::message::{PROPERTIES_MAX, sys_flag};
 
 use crate::answer::{Answer, Reply, SYSTEM_ERROR};
 use crate::broker::Broker;
@@ -12,13 +12,27 @@ use crate::handler::MESSAGE_ILLEGAL;
 use crate::handler::properties::{self, PropertyScan};
 use crate::handler::send_checks;
 use crate::names;
+use crate::timer;
+use crate::timer::handle::Handle;
+use crate::timer::message::ADDED_PROPERTIES;
 use crate::topics::Topic;
+use crate::transaction::half::Digits;
 
-const TIMER: &str = "timer messages (properties TIMER_DELAY_SEC, TIMER_DELAY_MS and \
-                     TIMER_DELIVER_MS) are not supported; use a delay level";
+const TIMER: &str = "transaction messages and batches cannot be messages for a time (properties \
+                     TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS)";
 
-/// What a single message asks for: its delay level, 0 for none, and whether it is the half message
-/// of a transaction.
+/// What a single message asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked {
+    /// Its delay level, 0 for none.
+    pub level: i32,
+    /// Whether it is the half message of a transaction.
+    pub half: bool,
+    /// The time for which it waits, ms, rounded down.
+    pub time: Option<i64>,
+}
+
+/// What a single message asks for.
 ///
 /// # Errors
 /// The refusal of what cannot be stored as it is meant.
@@ -26,7 +40,8 @@ pub fn asked(
     broker: &Broker,
     scan: &PropertyScan,
     send: &SendRequest<'_>,
-) -> Result<(i32, bool), Answer> {
+    random: u64,
+) -> Result<Asked, Answer> {
     let delay = delay_level(scan, send.properties)?;
     let illegal = |remark| Err(send_checks::refused(broker, MESSAGE_ILLEGAL, remark));
     // A delayed retry of what once was a half message is none.
@@ -36,10 +51,18 @@ pub fn asked(
             "a transaction message (property TRAN_MSG) cannot be delayed (property DELAY)",
         );
     }
-    if (half || delay <= 0) && has_timer(scan, send) {
+    if half && has_timer(scan, send) {
         return illegal(TIMER);
     }
-    Ok((delay, half))
+    let time = match delay {
+        ..=0 => timer::asked::asked(broker, scan, send.properties, random)?,
+        _ => None,
+    };
+    Ok(Asked {
+        level: delay,
+        half,
+        time,
+    })
 }
 
 /// Why a batch cannot be stored.
@@ -71,12 +94,14 @@ fn delay_level(scan: &PropertyScan, text: &str) -> Result<i32, Reply> {
     })
 }
 
-/// The topic whose traffic a message is: of a half message not its own one yet.
-pub fn counted(broker: &Broker, half: bool, topic: Arc<Topic>) -> Arc<Topic> {
-    match half {
-        true => broker.topics.get(names::HALF_TOPIC).unwrap_or(topic),
-        false => topic,
-    }
+/// The topic whose traffic a message is: of a half message, and of one that waits for a time, not
+/// its own one yet.
+pub fn counted(broker: &Broker, stored_in: &str, topic: &Arc<Topic>) -> Arc<Topic> {
+    let other = match stored_in {
+        names::HALF_TOPIC | names::TIMER_TOPIC => broker.topics.get(stored_in),
+        _ => None,
+    };
+    other.unwrap_or_else(|| Arc::clone(topic))
 }
 
 /// What decides over the stored properties of a single message.
@@ -87,6 +112,8 @@ pub struct Stored<'a> {
     pub wanted_level: i32,
     /// A half message.
     pub half: bool,
+    /// The time for which a message waits, ms, rounded down.
+    pub time: Option<i64>,
     /// The topic that a redirected message is meant for.
     pub topic: &'a str,
     /// The queue that a redirected message is meant for.
@@ -106,11 +133,35 @@ impl Stored<'_> {
         }
     }
 
+    /// Longest property string, in bytes: what is delivered later gets some more properties.
+    pub fn properties_max(&self) -> usize {
+        match self.time {
+            Some(_) => PROPERTIES_MAX - ADDED_PROPERTIES,
+            None => PROPERTIES_MAX,
+        }
+    }
+
+    /// The handle by which a message for a time is recalled.
+    pub fn recall_handle(
+        &self,
+        broker: &Broker,
+        text: &str,
+        scan: &PropertyScan,
+    ) -> Option<Box<str>> {
+        let time = self.time?;
+        if self.topic.starts_with(names::RETRY_PREFIX) {
+            return None;
+        }
+        let key = scan.get(text, properties::UNIQ_KEY)?;
+        let handle = Handle::encode(self.topic, &broker.config.broker_name, time + 1, key);
+        Some(handle.into())
+    }
+
     /// Builds the property string from the client's `text`, which `scan` has read, as Apache 4.9
     /// stores it.
     pub fn write(&self, text: &str, scan: &mut PropertyScan, cluster: &str, out: &mut Vec<u8>) {
         out.clear();
-        let redirected = self.level > 0 || self.half;
+        let redirected = self.level > 0 || self.half || self.time.is_some();
         scan.remove(text, properties::CLUSTER);
         if redirected {
             scan.remove(text, properties::REAL_TOPIC);
@@ -120,6 +171,11 @@ impl Stored<'_> {
         }
         if self.level > 0 && self.level != self.wanted_level || self.undelayed {
             scan.remove(text, properties::DELAY);
+        }
+        if self.level > 0 {
+            for name in properties::TIMERS {
+                scan.remove(text, name);
+            }
         }
         let id = scan
             .get(text, properties::UNIQ_KEY)
@@ -137,6 +193,11 @@ impl Stored<'_> {
         }
         if let Some(id) = id {
             properties::append(out, properties::TRANSACTION_ID, id);
+        }
+        if let Some(time) = self.time {
+            let digits = Digits::of(time);
+            let digits = std::str::from_utf8(digits.as_bytes()).unwrap_or("0");
+            properties::append(out, properties::TIMER_OUT_MS, digits);
         }
         if redirected {
             properties::append(out, properties::REAL_TOPIC, self.topic);

@@ -32,7 +32,7 @@ use crate::transaction::table::Begin;
 use crate::transaction::{Close, Ended};
 
 /// ILLEGAL_OPERATION, of 5.x.
-const ILLEGAL_OPERATION: i32 = 604;
+pub const ILLEGAL_OPERATION: i32 = 604;
 /// A half message buffer larger than this is given back.
 const KEEP_BYTES: usize = 256 << 10;
 

@@ -135,6 +135,21 @@ impl Layout {
         self.root.join("checkpoint")
     }
 
+    /// The timer wheel.
+    pub fn timer_wheel(&self) -> PathBuf {
+        self.root.join("timerwheel")
+    }
+
+    /// Directory of the timer log.
+    pub fn timer_log(&self) -> PathBuf {
+        self.root.join("timerlog")
+    }
+
+    /// How far timer messages have come.
+    pub fn timer_check(&self) -> PathBuf {
+        self.config().join("timercheck")
+    }
+
     /// The file that exists while a broker runs.
     pub fn abort(&self) -> PathBuf {
         self.root.join("abort")

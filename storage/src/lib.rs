@@ -27,6 +27,7 @@ pub mod retention;
 pub mod segments;
 pub mod store;
 pub mod tail;
+pub mod timer;
 pub mod trial;
 pub mod watermarks;
 

@@ -321,7 +321,9 @@ impl Drop for MappedFile {
     }
 }
 
-fn create_sparse(path: &Path, size: u64) -> io::Result<()> {
+/// Gives `path` to a new sparse file that has its full size from the moment it has its name, where
+/// the filesystem can do that.
+pub(crate) fn create_sparse(path: &Path, size: u64) -> io::Result<()> {
     let parent = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     medium::make_directories(parent)?;
     let unnamed = OpenOptions::new()

@@ -117,7 +117,10 @@ fn what_is_not_supported_is_refused_by_name() {
     let (running, _dir) = broker(&[]);
     let mut talk = Talk::to(running.address("broker"));
     for (properties, word) in [
-        ("TIMER_DELAY_SEC\u{1}9\u{2}", "TIMER_DELAY_SEC"),
+        (
+            "TRAN_MSG\u{1}true\u{2}TIMER_DELAY_SEC\u{1}9\u{2}",
+            "TIMER_DELAY_SEC",
+        ),
         ("TRAN_MSG\u{1}true\u{2}DELAY\u{1}1\u{2}", "TRAN_MSG"),
     ] {
         let answer = talk.ask(310, &send_fields("T", "0", properties, "false"), b"x");

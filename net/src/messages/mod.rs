@@ -15,6 +15,7 @@ pub mod offset;
 pub mod pop;
 pub mod pull;
 pub mod query;
+pub mod recall;
 pub mod register;
 pub mod route;
 pub mod send;

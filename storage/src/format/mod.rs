@@ -13,6 +13,7 @@ pub mod message_id;
 pub mod names;
 pub mod properties;
 pub mod record;
+pub mod timer;
 
 /// Reads a big-endian `i32` at `at`; `None` when it does not lie inside `bytes`.
 pub(crate) fn i32_at(bytes: &[u8], at: usize) -> Option<i32> {

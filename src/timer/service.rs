@@ -1,0 +1,548 @@
+//! The timers' part of the services thread: enters messages, delivers slots, notes how far it is.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use saturnmq_storage::append_queue::{AppendFailure, Appended};
+use saturnmq_storage::error::ReadError;
+use saturnmq_storage::format::consume_entry::ConsumeEntry;
+use saturnmq_storage::format::record::Record;
+use saturnmq_storage::format::timer::{Item, WHEEL_SLOTS};
+use saturnmq_storage::layout::Layout;
+use saturnmq_storage::queue_table::Queue;
+use saturnmq_storage::reader::StoreReader;
+use saturnmq_storage::timer::{TimerError, TimerStore};
+
+use super::count;
+use super::direct::Direct;
+use super::message::{Sent, Timed, drop_message};
+use super::slot::{Delivery, Progress, Tools, waiting};
+use crate::broker::Broker;
+use crate::core::now_ms;
+use crate::names;
+use crate::services::ServiceContext;
+use crate::topics::Topic;
+
+/// Messages entered in one go.
+const PER_STEP: usize = 256;
+/// Pause after something that may pass failed.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Period of the removal of timer-log files that are not needed.
+const TRIM: Duration = Duration::from_secs(30);
+/// Longest time without a check point while only the clock goes on.
+const IDLE_CHECK: Duration = Duration::from_secs(60);
+/// `TIMER_ENQUEUE_MS` of a message that was due before it could be entered.
+const NEVER_ENTERED: i64 = i64::MAX;
+
+/// An append of the timers that the writer has not answered.
+pub enum TimerStep {
+    /// The message of an item.
+    Slot {
+        /// Position of the item.
+        at: i64,
+        /// Where it goes.
+        topic: Arc<Topic>,
+        /// Into the timer topic once more.
+        rolls: bool,
+    },
+    /// A message that was not entered.
+    Direct {
+        /// Its offset in the timer topic.
+        offset: i64,
+        /// Where it goes.
+        topic: Arc<Topic>,
+    },
+}
+
+/// The state of the services thread's timers.
+pub struct TimerService {
+    enabled: bool,
+    /// A sync failed: the files are not used any more.
+    lost: bool,
+    queue: Option<Arc<Queue>>,
+    open: Option<Open>,
+    pause_until: Instant,
+    watcher: usize,
+}
+
+/// The open files and what goes on.
+struct Open {
+    store: TimerStore,
+    /// Queue offset of the message that is entered next.
+    next: i64,
+    /// Slots before this time take no more messages, ms.
+    write_ms: i64,
+    /// Slots before this time are done with, ms.
+    read_ms: i64,
+    /// Messages of slots up to this time, ms, may have been delivered by an earlier run.
+    doubtful_ms: i64,
+    /// Messages before this queue offset may have been too.
+    doubtful_until: i64,
+    direct: Direct,
+    slot: Option<Delivery>,
+    next_check: Instant,
+    check_interval: Duration,
+    idle_check: Instant,
+    next_trim: Instant,
+    record: Vec<u8>,
+    properties: Vec<u8>,
+}
+
+impl TimerService {
+    /// Opens the files if there are any. `clean` says whether the store was closed orderly.
+    ///
+    /// # Errors
+    /// Files that cannot be used.
+    pub fn new(broker: &Broker, reader: &mut StoreReader, clean: bool) -> Result<Self, TimerError> {
+        let now = Instant::now();
+        let enabled = broker.config.timers.enabled;
+        let mut service = Self {
+            enabled,
+            lost: false,
+            queue: broker.timer_queue(),
+            open: None,
+            pause_until: now,
+            watcher: broker.cores.len(),
+        };
+        let layout = Layout::new(broker.config.root());
+        if enabled && TimerStore::exists(&layout) {
+            service.open = Some(Open::new(broker, reader, clean)?);
+        }
+        Ok(service)
+    }
+
+    /// Does what is due; says when to look again, `None` when only a new message can change
+    /// anything.
+    pub fn round(&mut self, services: &mut ServiceContext, now: Instant) -> Option<Instant> {
+        if !self.enabled || self.lost {
+            return None;
+        }
+        if now < self.pause_until {
+            return Some(self.pause_until);
+        }
+        match self.turn(services, now) {
+            Ok(next) => next,
+            Err(error) => {
+                self.lost = matches!(error, TimerError::Lost { .. });
+                tracing::error!(%error, "timers cannot go on");
+                self.pause_until = now + PAUSE * 10;
+                Some(self.pause_until)
+            }
+        }
+    }
+
+    fn turn(
+        &mut self,
+        services: &mut ServiceContext,
+        now: Instant,
+    ) -> Result<Option<Instant>, TimerError> {
+        if self.queue.is_none() {
+            self.queue = services.broker.timer_queue();
+        }
+        let Some(queue) = self.queue.clone() else {
+            return Ok(Some(now + PAUSE));
+        };
+        let open = match &mut self.open {
+            Some(open) => open,
+            None => {
+                queue.watch(self.watcher);
+                if queue.max_offset() <= queue.min_offset() {
+                    return Ok(None);
+                }
+                let broker = Arc::clone(&services.broker);
+                self.open
+                    .insert(Open::new(&broker, &mut services.reader, true)?)
+            }
+        };
+        let live = services.broker.live.load();
+        let stops = (live.timers.stop_enqueue, live.timers.stop_dequeue);
+        drop(live);
+        open.move_write_time();
+        let mut next = Some(now + open.until_slot_end());
+        if !stops.0 && !open.is_far_behind() {
+            next = soonest(next, open.enter(services, &queue, self.watcher, now)?, now);
+        }
+        if !stops.1 {
+            next = soonest(next, open.deliver(services, now)?, now);
+        }
+        open.check_point(now)?;
+        open.trim(&services.broker, now)?;
+        open.publish(&services.broker);
+        let check = open.is_changed().then_some(open.next_check);
+        Ok(next.into_iter().chain(check).min())
+    }
+
+    /// Books the writer's answer to an append of the timers.
+    pub fn done(
+        &mut self,
+        services: &mut ServiceContext,
+        step: TimerStep,
+        outcome: Result<Appended, AppendFailure>,
+    ) {
+        let Some(open) = &mut self.open else {
+            return;
+        };
+        let broker = &services.broker;
+        let (topic, rolls) = match &step {
+            TimerStep::Slot { topic, rolls, .. } => (topic, *rolls),
+            TimerStep::Direct { topic, .. } => (topic, false),
+        };
+        let counters = &broker.timers.counters;
+        // A topic that was deleted meanwhile takes its messages with it.
+        let settled = match outcome {
+            Ok(appended) => {
+                let bytes = appended.end - appended.physical_offset;
+                topic.traffic.put(1, bytes);
+                broker.stats.thread(broker.cores.len()).put(1, bytes);
+                count(if rolls {
+                    &counters.rolled
+                } else {
+                    &counters.delivered
+                });
+                true
+            }
+            Err(AppendFailure::QueueGone) => {
+                count(&counters.dropped);
+                true
+            }
+            Err(failure) => {
+                tracing::warn!(%failure, "a timer message could not be delivered");
+                false
+            }
+        };
+        match step {
+            TimerStep::Slot { at, .. } => {
+                if let Some(slot) = &mut open.slot {
+                    slot.answered(at, settled, Instant::now());
+                }
+            }
+            TimerStep::Direct { offset, .. } => {
+                if !settled {
+                    self.pause_until = Instant::now() + PAUSE;
+                }
+                open.direct.answered(offset, settled);
+            }
+        }
+    }
+
+    /// Notes how far everything is, before an orderly stop.
+    pub fn save(&mut self) {
+        let Some(open) = self.open.as_mut().filter(|_| !self.lost) else {
+            return;
+        };
+        if let Err(error) = open.note() {
+            tracing::error!(%error, "the state of timers was not stored");
+        }
+    }
+}
+
+/// What comes first: a time, or what a step came to.
+fn soonest(next: Option<Instant>, progress: Progress, now: Instant) -> Option<Instant> {
+    let other = match progress {
+        Progress::More => Some(now),
+        Progress::Until(until) => Some(until),
+        Progress::Waits | Progress::Done => None,
+    };
+    next.into_iter().chain(other).min()
+}
+
+impl Open {
+    fn new(broker: &Broker, reader: &mut StoreReader, clean: bool) -> Result<Self, TimerError> {
+        let layout = Layout::new(broker.config.root());
+        let settings = broker.config.timers.settings;
+        let now = now_ms();
+        let (mut store, report) =
+            TimerStore::open(&layout, settings, now, |item| is_message(reader, item))?;
+        let write_ms = settings.round(now);
+        let read_ms = settings.round(store.check().read_ms);
+        let clean = clean && !report.unchecked;
+        let max = broker.timer_queue().map_or(0, |queue| queue.max_offset());
+        let next = store.queue_offset().min(max);
+        tracing::info!(
+            waiting = store.waiting(),
+            next,
+            read_ms,
+            scanned = report.scanned_items,
+            rebuilt = report.rebuilt,
+            lost = report.lost,
+            "timers opened"
+        );
+        let timers = &broker.timers;
+        store.each_slot(read_ms, |slot| timers.set(slot, slot.count))?;
+        let now = Instant::now();
+        Ok(Self {
+            store,
+            next,
+            write_ms,
+            read_ms,
+            doubtful_ms: if clean { read_ms } else { broker.started_ms },
+            doubtful_until: if clean && !report.lost { 0 } else { max },
+            direct: Direct::default(),
+            slot: None,
+            next_check: now,
+            check_interval: broker.config.timers.flush_interval,
+            idle_check: now,
+            next_trim: now + TRIM,
+            record: Vec::new(),
+            properties: Vec::new(),
+        })
+    }
+
+    fn move_write_time(&mut self) {
+        let now = self.store.settings().round(now_ms());
+        self.write_ms = self.write_ms.max(now);
+    }
+
+    /// Time until the slot that takes messages now is over.
+    fn until_slot_end(&self) -> Duration {
+        let end = self.write_ms + self.store.settings().precision_ms;
+        let left = end.saturating_sub(now_ms()).max(0);
+        Duration::from_millis(left.cast_unsigned())
+    }
+
+    /// Whether a new message could come to stand in the slot of an old one that still waits.
+    fn is_far_behind(&self) -> bool {
+        let settings = self.store.settings();
+        let slots = WHEEL_SLOTS - settings.roll_window_slots - 1;
+        self.write_ms - self.read_ms > slots * settings.precision_ms
+    }
+
+    /// Enters what came into the timer topic.
+    fn enter(
+        &mut self,
+        services: &mut ServiceContext,
+        queue: &Queue,
+        watcher: usize,
+        now: Instant,
+    ) -> Result<Progress, TimerError> {
+        for _ in 0..PER_STEP {
+            let (offset, again) = match self.direct.failed() {
+                Some(offset) => (offset, true),
+                None => (self.next, false),
+            };
+            if !again && !self.direct.has_room() {
+                return Ok(Progress::Waits);
+            }
+            let later = Progress::Until(now + PAUSE);
+            let entry = match queue.entry(offset) {
+                Ok(Some(entry)) => entry,
+                Ok(None) if offset < queue.min_offset() => {
+                    self.gone(services, offset, again, queue.min_offset());
+                    continue;
+                }
+                Ok(None) => {
+                    queue.watch(watcher);
+                    if queue.max_offset() <= offset {
+                        return Ok(Progress::Done);
+                    }
+                    self.record.clear();
+                    match services
+                        .reader
+                        .queued_record(queue, offset, &mut self.record)
+                    {
+                        // It came meanwhile.
+                        Ok(true) => {}
+                        Ok(false) => self.gone(services, offset, again, offset + 1),
+                        Err(error) => {
+                            tracing::warn!(%error, "the timer topic cannot be read now");
+                            return Ok(later);
+                        }
+                    }
+                    continue;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "an entry of the timer topic is unreadable");
+                    return Ok(later);
+                }
+            };
+            if !self.enter_one(services, offset, &entry)? {
+                return Ok(later);
+            }
+            if !again {
+                self.next = offset + 1;
+            }
+        }
+        Ok(Progress::More)
+    }
+
+    /// A message that cannot be read any more.
+    fn gone(&mut self, services: &ServiceContext, offset: i64, again: bool, next: i64) {
+        tracing::warn!(offset, "a message of the timer topic is gone");
+        count(&services.broker.timers.counters.dropped);
+        match again {
+            true => self.direct.answered(offset, true),
+            false => self.next = next,
+        }
+    }
+
+    /// Enters one message; false if that must be tried again.
+    fn enter_one(
+        &mut self,
+        services: &mut ServiceContext,
+        offset: i64,
+        entry: &ConsumeEntry,
+    ) -> Result<bool, TimerError> {
+        if self.store.is_entered(entry.physical_offset) {
+            return Ok(true);
+        }
+        let log_offset = entry.physical_offset.cast_signed();
+        let mut bytes = std::mem::take(&mut self.record);
+        bytes.clear();
+        let read = services.reader.record(entry.physical_offset, &mut bytes);
+        let message = match read {
+            Ok(true) => Record::decode(&bytes)
+                .map_err(|_| "its record is damaged")
+                .and_then(|record| Timed::of(&record)),
+            Ok(false) => Err("its record is gone"),
+            Err(ReadError::Damaged { .. }) => Err("its record is damaged"),
+            Err(error) => {
+                tracing::warn!(%error, "the timer topic cannot be read now");
+                self.record = bytes;
+                return Ok(false);
+            }
+        };
+        let entered = match &message {
+            Ok(message) => self.place(services, offset, message, entry.size),
+            Err(why) => {
+                drop_message(services, log_offset, why);
+                self.direct.answered(offset, true);
+                Ok(true)
+            }
+        };
+        self.record = bytes;
+        entered
+    }
+
+    /// Where a message goes: into the wheel, or at once to its topic.
+    fn place(
+        &mut self,
+        services: &mut ServiceContext,
+        offset: i64,
+        message: &Timed<'_>,
+        size: u32,
+    ) -> Result<bool, TimerError> {
+        let precision = self.store.settings().precision_ms;
+        let broker = Arc::clone(&services.broker);
+        let timers = &broker.timers;
+        let doubtful = offset < self.doubtful_until;
+        if doubtful && message.was_rolled(services) {
+            return Ok(true);
+        }
+        if message.time_ms.div_euclid(precision) * precision >= self.write_ms {
+            let time = self.store.enter(&waiting(message, size), self.write_ms)?;
+            let change = if message.deletes() { -1 } else { 1 };
+            timers.note(time.div_euclid(precision), change);
+            count(&timers.counters.entered);
+            return Ok(true);
+        }
+        if message.deletes() || doubtful && message.was_sent(services, false) {
+            self.direct.answered(offset, true);
+            return Ok(true);
+        }
+        let step = |topic| TimerStep::Direct { offset, topic };
+        match message.send(services, false, NEVER_ENTERED, step, &mut self.properties) {
+            Sent::Yes => self.direct.sent(offset),
+            Sent::Later => return Ok(false),
+            Sent::Never(why) => {
+                drop_message(services, message.record.physical_offset(), why);
+                self.direct.answered(offset, true);
+            }
+        }
+        count(&timers.counters.entered);
+        Ok(true)
+    }
+
+    /// Delivers slots whose time is over.
+    fn deliver(
+        &mut self,
+        services: &mut ServiceContext,
+        now: Instant,
+    ) -> Result<Progress, TimerError> {
+        let precision = self.store.settings().precision_ms;
+        let Some(delivery) = &mut self.slot else {
+            if self.read_ms >= self.write_ms {
+                return Ok(Progress::Done);
+            }
+            return Ok(match self.store.next_slot(self.read_ms, self.write_ms)? {
+                Some(slot) => {
+                    self.read_ms = slot.tick * precision;
+                    let doubtful = self.read_ms <= self.doubtful_ms;
+                    self.slot = Some(Delivery::new(slot, doubtful));
+                    Progress::More
+                }
+                None => {
+                    self.read_ms = self.write_ms;
+                    Progress::Done
+                }
+            });
+        };
+        let mut tools = Tools {
+            store: &mut self.store,
+            record: &mut self.record,
+            properties: &mut self.properties,
+            write_ms: self.write_ms,
+        };
+        let progress = delivery.step(services, &mut tools, now)?;
+        if progress != Progress::Done {
+            return Ok(progress);
+        }
+        let slot = *delivery.slot();
+        self.store.done(&slot);
+        services.broker.timers.set(&slot, 0);
+        self.read_ms = (slot.tick + 1) * precision;
+        self.slot = None;
+        Ok(Progress::More)
+    }
+
+    fn check_point(&mut self, now: Instant) -> Result<(), TimerError> {
+        let due = self.is_changed() && now >= self.next_check || now >= self.idle_check;
+        if !due {
+            return Ok(());
+        }
+        self.note()?;
+        self.next_check = now + self.check_interval;
+        self.idle_check = now + IDLE_CHECK;
+        Ok(())
+    }
+
+    fn is_changed(&self) -> bool {
+        let progress = self.direct.progress(self.next);
+        self.store.is_changed() || progress != self.store.check().queue_offset
+    }
+
+    fn note(&mut self) -> Result<(), TimerError> {
+        let progress = self.direct.progress(self.next);
+        self.store.check_point(self.read_ms, progress, now_ms())
+    }
+
+    fn trim(&mut self, broker: &Broker, now: Instant) -> Result<(), TimerError> {
+        if now >= self.next_trim {
+            self.next_trim = now + TRIM;
+            let removed = self.store.trim(broker.store.min_log_offset())?;
+            if removed > 0 {
+                tracing::info!(removed, "timer-log files were removed");
+            }
+        }
+        Ok(())
+    }
+
+    fn publish(&self, broker: &Broker) {
+        let timers = &broker.timers;
+        timers
+            .waiting
+            .store(self.store.waiting(), Ordering::Relaxed);
+        timers.read_ms.store(self.read_ms, Ordering::Relaxed);
+        timers.queue_offset.store(self.next, Ordering::Relaxed);
+    }
+}
+
+/// Whether the message of an item stands in the commit log.
+fn is_message(reader: &mut StoreReader, item: &Item) -> bool {
+    let mut bytes = Vec::new();
+    let offset = u64::try_from(item.log_offset).unwrap_or(u64::MAX);
+    matches!(reader.record(offset, &mut bytes), Ok(true))
+        && Record::decode(&bytes).is_ok_and(|record| {
+            record.topic() == names::TIMER_TOPIC && record.size() == item.size.cast_unsigned()
+        })
+}

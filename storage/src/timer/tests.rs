@@ -1,0 +1,326 @@
+use super::*;
+
+const NOW: i64 = 1_700_000_000_000;
+const SETTINGS: TimerSettings = TimerSettings {
+    precision_ms: 1000,
+    roll_window_slots: 172_800,
+    log_file_size: 1000,
+};
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("config")).unwrap();
+        Self(dir)
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::new(self.0.path())
+    }
+
+    fn open(&self, is_message: impl FnMut(&Item) -> bool) -> (TimerStore, TimerReport) {
+        TimerStore::open(&self.layout(), SETTINGS, NOW, is_message).unwrap()
+    }
+}
+
+fn message(time_ms: i64, log_offset: u64) -> Waiting {
+    Waiting {
+        time_ms,
+        log_offset,
+        size: 300,
+        topic_hash: 7,
+        deletes: false,
+    }
+}
+
+/// Commit log offsets of a slot's messages, newest first.
+fn chain(store: &mut TimerStore, time_ms: i64) -> Vec<i64> {
+    let mut found = Vec::new();
+    let Some(slot) = store.next_slot(time_ms, time_ms + 1000).unwrap() else {
+        return found;
+    };
+    let mut at = slot.last;
+    while let Some(item) = store.item(at).unwrap() {
+        found.push(item.log_offset);
+        at = item.previous;
+    }
+    found
+}
+
+fn fill(store: &mut TimerStore, range: std::ops::Range<u64>) {
+    for n in range {
+        let time = NOW + 60_000 + (n % 3) as i64 * 1000;
+        store.enter(&message(time, n), NOW).unwrap();
+    }
+}
+
+fn expected(count: u64, rest: u64) -> Vec<i64> {
+    let all = (0..count).filter(|n| n % 3 == rest);
+    all.map(u64::cast_signed).rev().collect()
+}
+
+fn holds(store: &mut TimerStore, count: u64) {
+    for rest in 0..3 {
+        let time = NOW + 60_000 + rest as i64 * 1000;
+        assert_eq!(chain(store, time), expected(count, rest), "slot {rest}");
+    }
+    assert_eq!(store.waiting(), count.cast_signed());
+}
+
+#[test]
+fn a_check_point_keeps_everything_over_a_restart() {
+    let place = Place::new();
+    let (mut store, _) = place.open(|_| false);
+    fill(&mut store, 0..100);
+    store.check_point(NOW, 100, NOW).unwrap();
+    drop(store);
+    let (mut store, report) = place.open(|_| panic!("nothing stands behind the check point"));
+    assert!(!report.rebuilt && !report.lost);
+    assert_eq!((store.queue_offset(), store.check().read_ms), (100, NOW));
+    holds(&mut store, 100);
+    assert_eq!(store.next_slot(NOW, NOW + 60_000).unwrap(), None);
+    fill(&mut store, 100..110);
+    holds(&mut store, 110);
+}
+
+#[test]
+fn items_behind_the_check_point_count_once_when_their_messages_are_there() {
+    let place = Place::new();
+    let (mut store, _) = place.open(|_| false);
+    fill(&mut store, 0..50);
+    store.check_point(NOW, 50, NOW).unwrap();
+    fill(&mut store, 50..80);
+    // What a kill leaves: the log is written, the wheel is not.
+    store.log.write().unwrap();
+    drop(store);
+    let (mut store, report) = place.open(|item| item.log_offset < 70);
+    assert!(!report.rebuilt && !report.lost);
+    assert_eq!(store.queue_offset(), 50);
+    for n in 50..80 {
+        assert_eq!(store.is_entered(n), n < 70, "{n}");
+        assert!(!store.is_entered(n), "asked once");
+    }
+    holds(&mut store, 70);
+    fill(&mut store, 70..90);
+    holds(&mut store, 90);
+}
+
+#[test]
+fn a_wheel_that_ran_ahead_or_is_gone_is_made_again() {
+    for gone in [false, true] {
+        let place = Place::new();
+        let (mut store, _) = place.open(|_| false);
+        fill(&mut store, 0..50);
+        store.check_point(NOW, 50, NOW).unwrap();
+        fill(&mut store, 50..80);
+        store.write().unwrap();
+        drop(store);
+        if gone {
+            std::fs::remove_file(place.layout().timer_wheel()).unwrap();
+        }
+        let (mut store, report) = place.open(|item| item.log_offset < 60);
+        assert!(report.rebuilt && !report.lost);
+        holds(&mut store, 60);
+    }
+}
+
+#[test]
+fn a_lost_timer_log_is_told_and_its_rest_is_used() {
+    let place = Place::new();
+    let (mut store, _) = place.open(|_| false);
+    fill(&mut store, 0..50);
+    store.check_point(NOW, 50, NOW).unwrap();
+    drop(store);
+    // 18 items fit into a file of 1000 bytes.
+    let log = place.layout().timer_log();
+    let last = log.join("00000000000000002000");
+    std::fs::remove_file(last).unwrap();
+    let (mut store, report) = place.open(|_| false);
+    assert!(report.rebuilt && report.lost);
+    assert_eq!(store.queue_offset(), 0);
+    holds(&mut store, 36);
+    for n in 0..50 {
+        assert_eq!(store.is_entered(n), n < 36, "{n}");
+    }
+    drop(store);
+    std::fs::remove_dir_all(log).unwrap();
+    let (mut store, report) = place.open(|_| false);
+    assert!(report.lost);
+    holds(&mut store, 0);
+}
+
+#[test]
+fn a_torn_item_ends_the_log_and_does_not_come_back() {
+    let place = Place::new();
+    let (mut store, _) = place.open(|_| false);
+    fill(&mut store, 0..5);
+    store.check_point(NOW, 5, NOW).unwrap();
+    fill(&mut store, 5..10);
+    store.log.write().unwrap();
+    drop(store);
+    let file = place.layout().timer_log().join("00000000000000000000");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[6 * 52..6 * 52 + 4].fill(0);
+    std::fs::write(&file, bytes).unwrap();
+    let (mut store, _) = place.open(|_| true);
+    holds(&mut store, 6);
+    fill(&mut store, 6..7);
+    store.log.write().unwrap();
+    drop(store);
+    let (mut store, _) = place.open(|_| true);
+    holds(&mut store, 7);
+}
+
+#[test]
+fn far_messages_get_a_slot_within_the_window_and_the_roll_mark() {
+    let place = Place::new();
+    let (mut store, _) = place.open(|_| false);
+    let window = SETTINGS.roll_window_slots * 1000;
+    for (delay, slot, rolls) in [
+        (window - 1000, window - 1000, false),
+        (window, window / 2, true),
+        (window + window / 3 - 1000, window / 2, true),
+        (window + window / 3, window, true),
+        (10 * window, window, true),
+    ] {
+        let time = store.enter(&message(NOW + delay, 1), NOW).unwrap();
+        assert_eq!(time, NOW + slot, "{delay}");
+        let slot = store.next_slot(time, time + 1000).unwrap().unwrap();
+        let item = store.item(slot.last).unwrap().unwrap();
+        assert_eq!(item.marks & mark::ROLL != 0, rolls);
+        assert_eq!(item.time_ms(), time);
+    }
+}
+
+#[test]
+fn a_message_that_deletes_counts_down_and_has_its_mark() {
+    let place = Place::new();
+    let (mut store, _) = place.open(|_| false);
+    let time = NOW + 5000;
+    store.enter(&message(time, 1), NOW).unwrap();
+    let deleting = Waiting {
+        deletes: true,
+        ..message(time, 2)
+    };
+    store.enter(&deleting, NOW).unwrap();
+    assert_eq!(store.waiting(), 0);
+    let slot = store.next_slot(NOW, NOW + 60_000).unwrap().unwrap();
+    assert_eq!((slot.tick * 1000, slot.count), (time, 0));
+    let item = store.item(slot.last).unwrap().unwrap();
+    assert_eq!(item.marks, mark::ITEM | mark::DELETE);
+    assert_eq!(store.items_by_scan(&slot).unwrap(), [0, 52]);
+}
+
+#[test]
+fn files_whose_messages_are_gone_are_removed_but_the_last() {
+    let place = Place::new();
+    let (mut store, _) = place.open(|_| false);
+    fill(&mut store, 0..60);
+    store.check_point(NOW, 60, NOW).unwrap();
+    assert_eq!(store.trim(18).unwrap(), 1);
+    assert_eq!(store.trim(1000).unwrap(), 2);
+    assert_eq!(store.log.start(), 3000);
+    drop(store);
+    let (mut store, report) = place.open(|_| false);
+    assert!(!report.lost);
+    fill(&mut store, 60..61);
+    assert_eq!(chain(&mut store, NOW + 60_000).first(), Some(&60));
+}
+
+#[test]
+fn a_wheel_of_another_size_is_refused_by_name() {
+    let place = Place::new();
+    std::fs::write(place.layout().timer_wheel(), [1; 100]).unwrap();
+    let error = TimerStore::open(&place.layout(), SETTINGS, NOW, |_| true).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("timerwheel has 100 bytes instead of 38707200"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_full_wheel_cache_is_written_and_read_back() {
+    let place = Place::new();
+    let settings = TimerSettings {
+        log_file_size: 104_857_600,
+        ..SETTINGS
+    };
+    let (mut store, _) = TimerStore::open(&place.layout(), settings, NOW, |_| true).unwrap();
+    let count = (1 << 16) + 10;
+    for n in 0..count {
+        let time = NOW + 1000 + n * 1000;
+        store.enter(&message(time, n.cast_unsigned()), NOW).unwrap();
+    }
+    assert_eq!(store.waiting(), count);
+    let mut seen = 0;
+    store
+        .wheel
+        .each(NOW / 1000, 1 << 20, |slot| {
+            assert_eq!(slot.first, seen * 52);
+            seen += 1;
+            true
+        })
+        .unwrap();
+    assert_eq!(seen, count);
+}
+
+/// A store that a 5.3.3 broker closed: `timer-clean-5.3.3` of tests/golden/stores.
+fn golden() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/golden/stores/timer-clean-5.3.3.tar.zst");
+    let packed = zstd::Decoder::new(File::open(path).unwrap()).unwrap();
+    tar::Archive::new(packed).unpack(dir.path()).unwrap();
+    dir
+}
+
+#[test]
+fn the_timers_of_an_apache_broker_are_carried_on_and_written_alike() {
+    let dir = golden();
+    let layout = Layout::new(dir.path().join("store"));
+    let settings = TimerSettings {
+        log_file_size: 1 << 20,
+        ..SETTINGS
+    };
+    let bytes = |path: PathBuf| std::fs::read(path).unwrap();
+    let log_file = layout.timer_log().join("00000000000000000000");
+    let (wheel, log) = (bytes(layout.timer_wheel()), bytes(log_file.clone()));
+    let (mut store, report) = TimerStore::open(&layout, settings, NOW, |_| false).unwrap();
+    assert!(!report.rebuilt && !report.lost && !report.unchecked);
+    assert_eq!(store.queue_offset(), 6);
+    assert_eq!(store.waiting(), 4);
+    let read_ms = store.check().read_ms;
+    let mut found = Vec::new();
+    store
+        .each_slot(read_ms, |slot| found.push((*slot, slot.last)))
+        .unwrap();
+    let mut offsets = Vec::new();
+    for (slot, last) in found {
+        let mut at = last;
+        while let Some(item) = store.item(at).unwrap() {
+            assert_eq!(item.time_ms() / 1000, slot.tick);
+            let place = usize::try_from(at).unwrap();
+            assert_eq!(item.encode(), log[place..place + 52]);
+            offsets.push((item.log_offset, item.marks));
+            at = item.previous;
+        }
+    }
+    assert_eq!(offsets, [(0x27e, 1), (0x3be, 1), (0x643, 3), (0x500, 1)]);
+    // Making everything again from the timer log gives Apache's bytes.
+    store.wheel.clear().unwrap();
+    recovery::recover(&mut store, |_| false).unwrap();
+    store.check_point(read_ms, 6, NOW).unwrap();
+    let ours = bytes(layout.timer_wheel());
+    assert_eq!(ours.len(), wheel.len());
+    for (ours, apaches) in ours.chunks(SLOT_BYTES).zip(wheel.chunks(SLOT_BYTES)) {
+        let apaches = crate::format::timer::Slot::decode(apaches);
+        let waits = apaches.tick * 1000 >= read_ms;
+        assert!(!waits || crate::format::timer::Slot::decode(ours) == apaches);
+    }
+    assert_eq!(bytes(log_file), log);
+}
+
+const SLOT_BYTES: usize = crate::format::timer::SLOT_SIZE;

@@ -1,0 +1,193 @@
+//! The timer wheel: where the chain of each slot begins and ends (docs/format.md, Timer files).
+//!
+//! Changes are kept in memory until the timer log is on disk, so that no slot on disk leads to an
+//! item that is not.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use super::TimerError;
+use crate::error::FileError;
+use crate::format::timer::{SLOT_SIZE, Slot, WHEEL_SIZE, WHEEL_SLOTS, slot_index};
+use crate::mapped_file::create_sparse;
+use crate::medium;
+
+/// Slots that one look at the file reads.
+const BLOCK: u64 = 4096;
+/// Changed slots that are kept in memory, at most.
+const CHANGED: usize = 1 << 16;
+
+/// The file, and what is not in it yet.
+#[derive(Debug)]
+pub(super) struct Wheel {
+    path: PathBuf,
+    file: File,
+    changed: BTreeMap<u64, Slot>,
+    /// Written and not synced.
+    dirty: bool,
+    block: Vec<u8>,
+}
+
+impl Wheel {
+    /// Opens the file; makes it when it is missing or empty.
+    pub(super) fn open(path: PathBuf) -> Result<Self, TimerError> {
+        if !path.exists() {
+            create_sparse(&path, WHEEL_SIZE).map_err(FileError::at("create", &path))?;
+            let parent = path.parent().unwrap_or(&path);
+            medium::sync_directory(parent).map_err(FileError::at("sync", parent))?;
+        }
+        let open = OpenOptions::new().read(true).write(true).open(&path);
+        let file = open.map_err(FileError::at("open", &path))?;
+        let found = file
+            .metadata()
+            .map_err(FileError::at("examine", &path))?
+            .len();
+        match found {
+            WHEEL_SIZE => {}
+            0 => file
+                .set_len(WHEEL_SIZE)
+                .map_err(FileError::at("resize", &path))?,
+            found => return Err(TimerError::WheelSize { path, found }),
+        }
+        Ok(Self {
+            path,
+            file,
+            changed: BTreeMap::new(),
+            dirty: false,
+            block: Vec::new(),
+        })
+    }
+
+    /// The slot of a tick; `None` when nothing was ever entered for it.
+    pub(super) fn slot(&self, tick: i64) -> Result<Option<Slot>, TimerError> {
+        let index = slot_index(tick);
+        let slot = match self.changed.get(&index) {
+            Some(slot) => *slot,
+            None => {
+                let mut bytes = [0; SLOT_SIZE];
+                let at = index * SLOT_SIZE as u64;
+                let read = self.file.read_exact_at(&mut bytes, at);
+                read.map_err(FileError::at("read", &self.path))?;
+                Slot::decode(&bytes)
+            }
+        };
+        Ok((slot.tick == tick).then_some(slot))
+    }
+
+    /// Replaces a slot.
+    pub(super) fn put(&mut self, slot: Slot) {
+        self.changed.insert(slot_index(slot.tick), slot);
+    }
+
+    /// Whether changes must be written before there can be more.
+    pub(super) fn is_full(&self) -> bool {
+        self.changed.len() >= CHANGED
+    }
+
+    /// Calls `look` with every slot of the ticks from `from` on that has items, for at most
+    /// `ticks` of them, in order, until it says stop.
+    pub(super) fn each(
+        &mut self,
+        from: i64,
+        ticks: i64,
+        mut look: impl FnMut(&Slot) -> bool,
+    ) -> Result<(), TimerError> {
+        let mut tick = from;
+        let end = from.saturating_add(ticks.min(WHEEL_SLOTS));
+        while tick < end {
+            let index = slot_index(tick);
+            let whole = WHEEL_SLOTS.cast_unsigned();
+            let count = BLOCK.min(whole - index).min((end - tick).cast_unsigned());
+            let used = self.used_from(index).min(whole);
+            if used >= index + count {
+                tick += (used - index).cast_signed();
+                continue;
+            }
+            self.block.resize((count * SLOT_SIZE as u64) as usize, 0);
+            let at = index * SLOT_SIZE as u64;
+            let read = self.file.read_exact_at(&mut self.block, at);
+            read.map_err(FileError::at("read", &self.path))?;
+            for (index, bytes) in (index..).zip(self.block.chunks_exact(SLOT_SIZE)) {
+                let slot = match self.changed.get(&index) {
+                    Some(slot) => *slot,
+                    None => Slot::decode(bytes),
+                };
+                if slot.tick == tick && !look(&slot) {
+                    return Ok(());
+                }
+                tick += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The first slot from `index` on that may not be empty: most of the file are holes.
+    fn used_from(&self, index: u64) -> u64 {
+        let at = index * SLOT_SIZE as u64;
+        let in_file = match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+            Ok(data) => data / SLOT_SIZE as u64,
+            Err(Errno::NXIO) => u64::MAX,
+            // A filesystem that does not tell.
+            Err(_) => index,
+        };
+        let changed = self.changed.range(index..).next();
+        changed.map_or(in_file, |(changed, _)| in_file.min(*changed))
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) -> Result<(), TimerError> {
+        self.changed.clear();
+        let clear = || {
+            self.file.set_len(0)?;
+            self.file.set_len(WHEEL_SIZE)
+        };
+        clear().map_err(FileError::at("resize", &self.path))?;
+        self.dirty = true;
+        Ok(())
+    }
+
+    /// Writes the changes; the timer log must be on disk. What was not written stays.
+    pub(super) fn write(&mut self) -> Result<(), TimerError> {
+        let mut run: Vec<Slot> = Vec::new();
+        while let Some((first, slot)) = self.changed.pop_first() {
+            run.clear();
+            run.push(slot);
+            let mut next = first + 1;
+            while let Some(slot) = self.changed.remove(&next) {
+                run.push(slot);
+                next += 1;
+            }
+            self.block.clear();
+            for slot in &run {
+                self.block.extend_from_slice(&slot.encode());
+            }
+            let at = first * SLOT_SIZE as u64;
+            if let Err(source) = self.file.write_all_at(&self.block, at) {
+                self.changed.extend((first..).zip(run));
+                return Err(FileError::at("write", &self.path)(source).into());
+            }
+            self.dirty = true;
+        }
+        Ok(())
+    }
+
+    /// Waits until what was written is on disk.
+    ///
+    /// # Errors
+    /// [`TimerError::Lost`] when that failed.
+    pub(super) fn sync(&mut self) -> Result<(), TimerError> {
+        if self.dirty {
+            medium::sync_data(&self.file).map_err(|source| TimerError::Lost {
+                path: self.path.clone(),
+                source,
+            })?;
+            self.dirty = false;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,310 @@
+//! Messages for a time: accepted, kept over stops and kills, delivered once and not early.
+
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use saturnmq_storage::format::record::Record;
+
+use super::*;
+
+const WHEEL: &str = "rmq_sys_wheel_timer";
+/// Short slots.
+const QUICK: [&str; 2] = ["--set", "timerPrecisionMs=100"];
+
+fn now_ms() -> i64 {
+    let since = std::time::UNIX_EPOCH.elapsed().expect("a clock");
+    since.as_millis() as i64
+}
+
+/// A message as a pull shows it.
+#[derive(Clone, Debug)]
+struct Seen {
+    body: String,
+    properties: BTreeMap<String, String>,
+    stored_ms: i64,
+    queue_id: i32,
+}
+
+impl Seen {
+    fn number(&self, name: &str) -> i64 {
+        self.properties[name].parse().expect("a number")
+    }
+}
+
+impl Talk {
+    fn try_timed(&mut self, topic: &str, key: &str, property: &str, value: i64) -> Arrived {
+        let properties =
+            format!("UNIQ_KEY\u{1}{key}\u{2}WAIT\u{1}true\u{2}{property}\u{1}{value}\u{2}");
+        let fields = send_fields(topic, "1", &properties, "false");
+        self.ask(310, &fields, key.as_bytes())
+    }
+
+    fn timed(&mut self, topic: &str, key: &str, property: &str, value: i64) -> Arrived {
+        let answer = self.try_timed(topic, key, property, value);
+        assert_eq!(answer.code, 0, "{answer:?}");
+        answer
+    }
+
+    fn seen(&mut self, topic: &str, queue: i32) -> Vec<Seen> {
+        let mut found: Vec<Seen> = Vec::new();
+        loop {
+            let pull = Pull {
+                queue,
+                ..Pull::of(topic, found.len() as i64)
+            };
+            let answer = self.pull(&pull);
+            if answer.code != 0 {
+                return found;
+            }
+            let mut rest = answer.body.as_slice();
+            while let Some(size) = rest.first_chunk::<4>() {
+                let size = u32::from_be_bytes(*size) as usize;
+                let record = Record::decode(&rest[..size]).expect("a record");
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                let properties = record.properties().iter();
+                found.push(Seen {
+                    body: text(record.body()),
+                    properties: properties.map(|(k, v)| (text(k), text(v))).collect(),
+                    stored_ms: record.store_timestamp(),
+                    queue_id: record.queue_id(),
+                });
+                rest = &rest[size..];
+            }
+        }
+    }
+
+    /// Waits until queue 1 of a topic has so many messages.
+    fn until_seen(&mut self, topic: &str, count: usize) -> Vec<Seen> {
+        let until = Instant::now() + 3 * PATIENCE;
+        loop {
+            let found = self.seen(topic, 1);
+            if found.len() >= count {
+                return found;
+            }
+            assert!(Instant::now() < until, "{count} in {topic}: {found:?}");
+            self.held(topic, found.len());
+        }
+    }
+
+    /// Waits in a held pull for one more message than there are.
+    fn held(&mut self, topic: &str, count: usize) {
+        let pull = Pull {
+            queue: 1,
+            wait_ms: 500,
+            ..Pull::of(topic, count as i64)
+        };
+        self.pull(&pull);
+    }
+}
+
+fn killed(mut running: Running, dir: &Path, more: &[&str]) -> Running {
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    drop(running);
+    Running::start(dir, more)
+}
+
+fn keys(found: &[Seen]) -> Vec<&str> {
+    found.iter().map(|seen| seen.body.as_str()).collect()
+}
+
+#[test]
+fn a_message_comes_at_its_time_with_what_apache_leaves_in_it() {
+    let (running, _dir) = broker(&QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    let deliver = now_ms() + 1250;
+    let answer = talk.timed("T", "k", "TIMER_DELIVER_MS", deliver);
+    assert_eq!(
+        (&*answer.ext["queueId"], &*answer.ext["queueOffset"]),
+        ("1", "0")
+    );
+    // "v1 T " and more.
+    assert!(
+        answer.ext["recallHandle"].starts_with("djEgVC"),
+        "{answer:?}"
+    );
+    let waiting = talk.seen(WHEEL, 0);
+    assert_eq!(keys(&waiting), ["k"]);
+    let out = (deliver - 1).div_euclid(100) * 100;
+    assert_eq!(waiting[0].number("TIMER_OUT_MS"), out);
+    for (name, value) in [("REAL_TOPIC", "T"), ("REAL_QID", "1"), ("WAIT", "true")] {
+        assert_eq!(waiting[0].properties[name], value);
+    }
+    assert_eq!(talk.seen("T", 1).len(), 0);
+    let found = talk.until_seen("T", 1);
+    assert!(found[0].stored_ms >= deliver, "early");
+    assert_eq!(found[0].queue_id, 1);
+    let entered = found[0].number("TIMER_ENQUEUE_MS");
+    assert!(entered % 100 == 0 && entered < deliver);
+    assert!(found[0].number("TIMER_DEQUEUE_MS") >= deliver);
+    let mut rest = found[0].properties.clone();
+    rest.remove("TIMER_ENQUEUE_MS");
+    rest.remove("TIMER_DEQUEUE_MS");
+    assert_eq!(rest, waiting[0].properties);
+}
+
+#[test]
+fn each_property_is_understood_and_what_is_late_comes_at_once() {
+    let (running, _dir) = broker(&QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.timed("T", "late", "TIMER_DELIVER_MS", now_ms() - 5);
+    talk.timed("T", "never", "TIMER_DELAY_SEC", -1);
+    assert_eq!(keys(&talk.seen("T", 1)), ["late", "never"]);
+    assert_eq!(talk.seen(WHEEL, 0).len(), 0);
+    let sent = now_ms();
+    talk.timed("T", "second", "TIMER_DELAY_SEC", 1);
+    talk.timed("T", "first", "TIMER_DELAY_MS", 300);
+    let found = talk.until_seen("T", 4);
+    assert_eq!(keys(&found), ["late", "never", "first", "second"]);
+    assert!(found[2].stored_ms >= sent + 300 && found[3].stored_ms >= sent + 1000);
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused_as_apache_does() {
+    let (running, dir) = broker(&["--set", "timerMaxDelaySec=100"]);
+    let mut talk = Talk::to(running.address("broker"));
+    for (property, value) in [("TIMER_DELAY_SEC", 101), ("TIMER_DELAY_MS", 100_001)] {
+        let answer = talk.try_timed("T", "k", property, value);
+        assert_eq!(answer.code, 13, "{answer:?}");
+        assert!(answer.remark.contains("max delay 100000ms"), "{answer:?}");
+    }
+    let text = "TIMER_DELAY_SEC\u{1}soon\u{2}";
+    let answer = talk.ask(310, &send_fields("T", "0", text, "false"), b"");
+    assert_eq!(answer.code, 13, "{answer:?}");
+    let past = "TIMER_DELIVER_MS\u{1}5\u{2}TIMER_DEL_UNIQKEY\u{1}T+k\u{2}";
+    let answer = talk.ask(310, &send_fields("T", "0", past, "false"), b"");
+    assert_eq!(answer.code, 13, "{answer:?}");
+    let half = "TIMER_DELAY_SEC\u{1}5\u{2}TRAN_MSG\u{1}true\u{2}PGROUP\u{1}g\u{2}";
+    let answer = talk.ask(310, &send_fields("T", "0", half, "false"), b"");
+    assert_eq!(answer.code, 13, "{answer:?}");
+    assert!(answer.remark.contains("TIMER_DELAY_SEC"), "{answer:?}");
+    talk.timed("T", "k", "TIMER_DELAY_SEC", 99);
+    assert!(running.stop().success());
+    let running = Running::start(dir.path(), &["--set", "timerWheelEnable=false"]);
+    let mut talk = Talk::to(running.address("broker"));
+    let answer = talk.try_timed("T", "k", "TIMER_DELAY_SEC", 5);
+    let remark = "accurate timer message is not enabled, timerWheelEnable is false";
+    assert_eq!((answer.code, &*answer.remark), (1, remark));
+}
+
+#[test]
+fn messages_that_wait_outlive_a_stop_and_come_once() {
+    let (running, dir) = broker(&QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    let mut deliver = Vec::new();
+    for n in 0..60 {
+        let time = now_ms() + 300 + n * 50;
+        talk.timed("T", &format!("k{n}"), "TIMER_DELIVER_MS", time);
+        deliver.push(time);
+    }
+    talk.until_seen("T", 5);
+    assert!(running.stop().success());
+    let running = Running::start(dir.path(), &QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    let found = talk.until_seen("T", 60);
+    is_each_once_and_not_early(&found, &deliver);
+    assert!(running.stop().success());
+}
+
+#[test]
+fn messages_that_wait_outlive_kills_and_come_once() {
+    let (mut running, dir) = broker(&QUICK);
+    let mut deliver = Vec::new();
+    for round in 0..4 {
+        let mut talk = Talk::to(running.address("broker"));
+        for n in 0..40 {
+            let time = now_ms() + 200 + n * 50;
+            let key = format!("k{}", deliver.len());
+            talk.timed("T", &key, "TIMER_DELIVER_MS", time);
+            deliver.push(time);
+        }
+        talk.until_seen("T", round * 40 + 10);
+        running = killed(running, dir.path(), &QUICK);
+    }
+    let mut talk = Talk::to(running.address("broker"));
+    let found = talk.until_seen("T", deliver.len());
+    is_each_once_and_not_early(&found, &deliver);
+}
+
+fn is_each_once_and_not_early(found: &[Seen], deliver: &[i64]) {
+    let mut sorted: Vec<&str> = keys(found);
+    sorted.sort_unstable();
+    let mut expected: Vec<String> = (0..deliver.len()).map(|n| format!("k{n}")).collect();
+    expected.sort_unstable();
+    assert_eq!(sorted, expected);
+    for seen in found {
+        let n: usize = seen.body[1..].parse().expect("a number");
+        assert!(seen.stored_ms >= deliver[n], "early: {seen:?}");
+    }
+}
+
+#[test]
+fn far_messages_are_entered_again_and_come_at_their_time() {
+    let roll = [QUICK[0], QUICK[1], "--set", "timerRollWindowSlot=6"];
+    let (running, dir) = broker(&roll);
+    let mut talk = Talk::to(running.address("broker"));
+    let deliver = now_ms() + 4000;
+    talk.timed("T", "k0", "TIMER_DELIVER_MS", deliver);
+    let until = Instant::now() + 3 * PATIENCE;
+    while talk.seen(WHEEL, 0).len() < 2 {
+        assert!(Instant::now() < until, "not rolled");
+        talk.held("T", 0);
+    }
+    let running = killed(running, dir.path(), &roll);
+    let mut talk = Talk::to(running.address("broker"));
+    let found = talk.until_seen("T", 1);
+    is_each_once_and_not_early(&found, &[deliver]);
+    let rolled = found[0].number("TIMER_ROLL_TIMES");
+    assert_eq!(talk.seen(WHEEL, 0).len() as i64, rolled + 1);
+    assert!(rolled >= 1, "{rolled}");
+}
+
+#[test]
+fn a_recalled_message_never_comes_and_others_do() {
+    let more = [QUICK[0], QUICK[1], "--set", "recallMessageEnable=true"];
+    let (running, _dir) = broker(&more);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.version = 479;
+    let deliver = now_ms() + 1500;
+    let recalled = talk.timed("T", "recalled", "TIMER_DELIVER_MS", deliver);
+    talk.timed("T", "other", "TIMER_DELIVER_MS", deliver);
+    let handle = recalled.ext["recallHandle"].as_str();
+    let recall = |talk: &mut Talk, topic, handle| {
+        let fields = [("topic", topic), ("recallHandle", handle)];
+        talk.ask(370, &fields, b"")
+    };
+    for (topic, handle, code) in [("T", "!", 604), ("U", handle, 17)] {
+        assert_eq!(recall(&mut talk, topic, handle).code, code);
+    }
+    let answer = recall(&mut talk, "T", handle);
+    assert_eq!((answer.code, &*answer.ext["msgId"]), (0, "recalled"));
+    talk.timed("T", "last", "TIMER_DELIVER_MS", deliver + 100);
+    assert_eq!(keys(&talk.until_seen("T", 2)), ["other", "last"]);
+    let answer = talk.ask(25, &[], b"recallMessageEnable=false\n");
+    assert_eq!(answer.code, 0, "{answer:?}");
+    assert_eq!(recall(&mut talk, "T", handle).code, 16);
+}
+
+#[test]
+fn a_crowded_slot_refuses_and_others_do_not() {
+    let more = [QUICK[0], QUICK[1], "--set", "timerCongestNumEachSlot=2"];
+    let (running, _dir) = broker(&more);
+    let mut talk = Talk::to(running.address("broker"));
+    let deliver = now_ms() + 20_000;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let answer = talk.try_timed("T", "k", "TIMER_DELIVER_MS", deliver);
+        if answer.code == 1 {
+            assert!(
+                answer
+                    .remark
+                    .contains("under flow control, max num limit is 4"),
+                "{answer:?}"
+            );
+            break;
+        }
+        assert_eq!(answer.code, 0, "{answer:?}");
+        assert!(Instant::now() < until, "never refused");
+    }
+    talk.timed("T", "k", "TIMER_DELIVER_MS", deliver + 100);
+}
