@@ -20,6 +20,7 @@ use crate::watermarks::Watermarks;
 
 mod look;
 mod lookup;
+mod lost;
 pub(crate) mod mending;
 
 pub use lookup::{InMemory, TimeBoundary};
@@ -162,6 +163,8 @@ struct PullState {
 /// What one entry did to a pull.
 enum EntryStep {
     Next,
+    /// To this queue offset: what lies before it has no record.
+    Lost(i64),
     Full,
     Cold,
 }
@@ -302,16 +305,21 @@ impl StoreReader {
             }
             for (index, entry) in entries.iter().enumerate() {
                 let ahead = read_ahead(*entry, entries.get(index + 1));
-                match self.look_at(request, state, (at, *entry), ahead, out) {
-                    Ok(EntryStep::Next) => {}
+                let step = self.look_at(request, state, (at, *entry), ahead, out);
+                let next = match step {
+                    Ok(EntryStep::Next) => at + 1,
+                    Ok(EntryStep::Lost(next)) => next.max(at + 1),
                     other => {
                         outcome = other;
                         break 'pull;
                     }
-                }
-                at += 1;
+                };
                 state.looked_at += 1;
-                state.pulled.next_begin = at;
+                state.pulled.next_begin = next;
+                let went_on = std::mem::replace(&mut at, next) + 1 == next;
+                if !went_on {
+                    continue 'pull;
+                }
             }
         }
         self.entries = entries;

@@ -133,24 +133,25 @@ impl StoreReader {
         if !request.cold {
             return Ok(EntryStep::Cold);
         }
-        self.tell_wrong(request.queue, at)?;
-        pulled.damaged += 1;
+        let end = self.tell_wrong(request.queue, at)?;
+        let lost = at.abs_diff(end);
+        self.shared.damaged_reads.fetch_add(lost, Ordering::Relaxed);
+        let lost = u32::try_from(lost).unwrap_or(u32::MAX);
+        pulled.damaged = pulled.damaged.saturating_add(lost);
         note_removed(pulled);
-        Ok(EntryStep::Next)
+        Ok(EntryStep::Lost(end))
     }
 
     /// Has a wrong entry made again: an error, unless the log is known to have no record for it.
-    fn tell_wrong(&self, queue: &Queue, at: i64) -> Result<(), ReadError> {
+    /// Then the next queue offset that may have one.
+    fn tell_wrong(&self, queue: &Queue, at: i64) -> Result<i64, ReadError> {
         match ask(&self.shared, queue, at) {
             Hope::Mending => Err(ReadError::Mending {
                 topic: queue.topic.to_string(),
                 queue_id: queue.queue_id,
                 offset: at,
             }),
-            Hope::None => {
-                self.shared.damaged_reads.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            }
+            Hope::Lost { end } => Ok(end),
         }
     }
 
@@ -181,6 +182,7 @@ impl StoreReader {
             let removed = *entry != ConsumeEntry::DAMAGED && self.is_removed(queue, at, *entry)?;
             if !removed {
                 self.tell_wrong(queue, at)?;
+                self.shared.damaged_reads.fetch_add(1, Ordering::Relaxed);
             }
         }
         Ok(sound)

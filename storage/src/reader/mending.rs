@@ -3,14 +3,16 @@
 //!
 //! An entry is wrong when no record stands where it points, or one of another place in the queues.
 //! What it should be is between the records of its neighbours. Until it is mended nobody is told
-//! that there is nothing: readers get an error and come again.
+//! that there is nothing: readers get an error and come again. What the log has no record for is
+//! found in the same walk, for the whole stretch: readers step over it at once.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::ReadShared;
+use super::lost::OffsetRanges;
 use crate::error::{FileError, OpenError};
 use crate::format::record::Record;
 use crate::log_window::{LogWindow, WindowLimits};
@@ -20,16 +22,22 @@ use crate::recovery::{Proof, ScanRange, record_bytes, scan};
 
 /// Entries that wait at most; more are asked for again when they are read again.
 const WANTED_MAX: usize = 1024;
-/// Places without a record that are remembered.
-const HOPELESS_MAX: usize = 100_000;
+/// Ranges of offsets without a record that are remembered, in all queues; what goes beyond is found
+/// again when it is read again.
+const LOST_MAX: usize = 100_000;
+/// Ranges that one walk finds at most; the next one goes on behind them.
+const LOST_IN_WALK: usize = 10_000;
 
 /// What there is to expect of a wrong entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hope {
     /// It is being made again.
     Mending,
-    /// The log has no record for it.
-    None,
+    /// The log has no record for it, nor for any other up to this queue offset.
+    Lost {
+        /// The next offset that may have a record.
+        end: i64,
+    },
 }
 
 /// Wrong entries, and the thread that mends them while there are any.
@@ -44,7 +52,8 @@ pub(crate) struct Mending {
 struct State {
     /// Queues by slot, and queue offsets.
     wanted: VecDeque<(u32, i64)>,
-    hopeless: HashSet<(u32, i64)>,
+    /// What the log has no record for, by slot.
+    lost: HashMap<u32, OffsetRanges>,
     running: bool,
     thread: Option<JoinHandle<()>>,
 }
@@ -71,19 +80,37 @@ impl Mending {
     }
 }
 
+impl State {
+    fn lost_at(&self, slot: u32, offset: i64) -> Option<i64> {
+        let (_, end) = self.lost.get(&slot)?.containing(offset)?;
+        Some(end)
+    }
+
+    fn remember(&mut self, slot: u32, lost: &OffsetRanges) {
+        let held: usize = self.lost.values().map(OffsetRanges::len).sum();
+        if held + lost.len() > LOST_MAX {
+            self.lost.clear();
+        }
+        let known = self.lost.entry(slot).or_default();
+        for (first, end) in lost.iter() {
+            known.insert(first, end);
+        }
+    }
+}
+
 /// Says that the entry at `offset` of a queue is wrong.
 pub(crate) fn ask(shared: &Arc<ReadShared>, queue: &Queue, offset: i64) -> Hope {
     let mending = &shared.mending;
     let mut state = mending.lock();
     let wrong = (queue.slot, offset);
-    if state.hopeless.contains(&wrong) {
-        return Hope::None;
+    if let Some(end) = state.lost_at(queue.slot, offset) {
+        return Hope::Lost { end };
     }
     if mending.stop.load(Ordering::SeqCst) || state.wanted.contains(&wrong) {
         return Hope::Mending;
     }
     if state.wanted.len() < WANTED_MAX {
-        tracing::error!(topic = %queue.topic, queue_id = queue.queue_id, offset,
+        tracing::debug!(topic = %queue.topic, queue_id = queue.queue_id, offset,
             "a queue entry is wrong; it is made again from the log");
         state.wanted.push_back(wrong);
     }
@@ -106,6 +133,12 @@ fn run(shared: &ReadShared) {
     loop {
         let next = {
             let mut state = shared.mending.lock();
+            // A walk for another entry may have found what became of this one.
+            while let Some((slot, offset)) = state.wanted.front().copied()
+                && state.lost_at(slot, offset).is_some()
+            {
+                state.wanted.pop_front();
+            }
             let next = state.wanted.front().copied();
             state.running = next.is_some() && !shared.mending.stop.load(Ordering::SeqCst);
             if !state.running {
@@ -114,82 +147,138 @@ fn run(shared: &ReadShared) {
             next
         };
         let Some((slot, offset)) = next else { return };
-        let hopeless = match shared.table.by_slot(slot) {
-            Some(queue) => !mend(shared, &mut window, &queue, offset),
-            None => true,
-        };
+        let queue = shared.table.by_slot(slot);
+        let lost = queue.map(|queue| mend(shared, &mut window, &queue, offset));
         let mut state = shared.mending.lock();
         state.wanted.pop_front();
-        if hopeless {
-            if state.hopeless.len() >= HOPELESS_MAX {
-                state.hopeless.clear();
-            }
-            state.hopeless.insert((slot, offset));
+        if let Some(lost) = lost {
+            state.remember(slot, &lost);
         }
     }
 }
 
-/// Mends the entry at `offset` and its wrong neighbours; false if the log has no record for it.
-fn mend(shared: &ReadShared, window: &mut LogWindow, queue: &Queue, offset: i64) -> bool {
+/// A walk over the log between two records of a queue.
+struct Walk<'a> {
+    queue: &'a Queue,
+    /// Queue offsets between the two.
+    first: i64,
+    end: i64,
+    /// The log between the two.
+    from: u64,
+    to: u64,
+    limits: WindowLimits,
+}
+
+/// Mends the entry at `offset` and its wrong neighbours; what of them the log has no record for.
+fn mend(shared: &ReadShared, window: &mut LogWindow, queue: &Queue, offset: i64) -> OffsetRanges {
     window.forget();
-    let dispatched = shared.watermarks.dispatched();
     let log_min = shared.min_log_offset.load(Ordering::SeqCst);
+    // Before the log's end: the records of all these entries lie below it.
+    let (min, max) = (queue.min_offset(), queue.max_offset());
     let limits = WindowLimits {
-        end: dispatched,
+        end: shared.watermarks.acknowledged(),
         active_base: window.base_of(shared.watermarks.written()),
     };
-    let (min, max) = (queue.min_offset(), queue.max_offset());
     let mut sound = |at: i64| sound_place(window, limits, queue, at);
     let below = steps(offset, -1, min, max).find_map(|at| Some((at, sound(at)?.1)));
     let above = steps(offset, 1, min, max).find_map(|at| Some((at, sound(at)?.0)));
     let (first, from) = below.map_or((min, log_min), |(at, end)| (at + 1, end.max(log_min)));
-    let (end, to) = above.unwrap_or((max, dispatched));
-    let mut found = false;
-    let mended = shared.mending.mended.load(Ordering::Relaxed);
-    let bases: Vec<u64> = (window.base_of(from)..to)
-        .step_by(shared.file_size as usize)
-        .collect();
-    let range = ScanRange {
-        bases: &bases,
-        file_size: shared.file_size,
+    let (end, to) = above.unwrap_or((max, limits.end));
+    let walk = Walk {
+        queue,
+        first,
+        end,
         from,
         to,
-        strict_from: u64::MAX,
-        proof: Proof::NONE,
-        in_flight_from: u64::MAX,
-        check_crc: false,
         limits,
     };
-    let walked = scan(window, &range, &mut |scanned| {
-        if shared.mending.stop.load(Ordering::SeqCst) {
-            return Err(OpenError::Recovery("the store is being closed".into()));
-        }
-        let delays = &shared.delay_levels_ms;
-        for_each_entry(&scanned.record, scanned.offset, delays, &mut |placed| {
-            let here = placed.queue_id == queue.queue_id && placed.topic == &*queue.topic;
-            if here && (first..end).contains(&placed.queue_offset) {
-                found |= placed.queue_offset == offset;
-                let changed = queue.replace(placed.queue_offset, placed.entry)?;
-                let changed = u64::from(changed);
-                shared.mending.mended.fetch_add(changed, Ordering::Relaxed);
-            }
-            Ok::<(), OpenError>(())
-        })
-    });
-    let mended = shared.mending.mended.load(Ordering::Relaxed) - mended;
+    let before = shared.mending.mended.load(Ordering::Relaxed);
+    let walked = walk.run(shared, window);
+    let mended = shared.mending.mended.load(Ordering::Relaxed) - before;
     let queue_id = queue.queue_id;
     match walked {
-        Ok(_) => {
-            tracing::warn!(topic = %queue.topic, queue_id, offset, mended, found,
-                "queue entries were made again from the log");
-            found
+        Ok(lost) => {
+            if mended > 0 {
+                tracing::warn!(topic = %queue.topic, queue_id, offset, mended,
+                    "queue entries were made again from the log");
+            }
+            walk.tell_lost(window, &lost);
+            lost
         }
         // Asked for again when it is read again.
         Err(error) => {
             tracing::error!(topic = %queue.topic, queue_id, offset, %error,
                 "a queue entry cannot be made again now");
-            true
+            OffsetRanges::default()
         }
+    }
+}
+
+impl Walk<'_> {
+    /// Makes the entries of the records it comes by; the offsets without a record.
+    fn run(&self, shared: &ReadShared, window: &mut LogWindow) -> Result<OffsetRanges, OpenError> {
+        let (queue, first, end) = (self.queue, self.first, self.end);
+        let bases: Vec<u64> = (window.base_of(self.from)..self.to)
+            .step_by(shared.file_size as usize)
+            .collect();
+        let range = ScanRange {
+            bases: &bases,
+            file_size: shared.file_size,
+            from: self.from,
+            to: self.to,
+            strict_from: u64::MAX,
+            proof: Proof::NONE,
+            in_flight_from: u64::MAX,
+            check_crc: false,
+            limits: self.limits,
+        };
+        let mut lost = OffsetRanges::of(first, end);
+        let mut full = false;
+        let delays = &shared.delay_levels_ms;
+        let walked = scan(window, &range, &mut |scanned| {
+            if shared.mending.stop.load(Ordering::SeqCst) {
+                return Err(OpenError::Recovery("the store is being closed".into()));
+            }
+            for_each_entry(&scanned.record, scanned.offset, delays, &mut |placed| {
+                let here = placed.queue_id == queue.queue_id && placed.topic == &*queue.topic;
+                if !here || !(first..end).contains(&placed.queue_offset) {
+                    return Ok(());
+                }
+                let changed = queue.replace(placed.queue_offset, placed.entry)?;
+                let changed = u64::from(changed);
+                shared.mending.mended.fetch_add(changed, Ordering::Relaxed);
+                lost.remove(placed.queue_offset);
+                if lost.len() > LOST_IN_WALK {
+                    full = true;
+                    lost.cut(placed.queue_offset);
+                    return Err(OpenError::Recovery("too many gaps for one walk".into()));
+                }
+                Ok(())
+            })
+        });
+        match walked {
+            Err(error) if !full => Err(error),
+            _ => Ok(lost),
+        }
+    }
+
+    /// One line for all that the walk did not find.
+    fn tell_lost(&self, window: &LogWindow, lost: &OffsetRanges) {
+        let (Some((first, _)), Some((_, end))) = (lost.iter().next(), lost.iter().last()) else {
+            return;
+        };
+        tracing::warn!(
+            topic = %self.queue.topic,
+            queue_id = self.queue.queue_id,
+            first_offset = first,
+            last_offset = end - 1,
+            messages = lost.offsets(),
+            log_from = self.from,
+            log_to = self.to,
+            file = %window.path_of(self.from).display(),
+            "messages are lost: the log is damaged and has no record for them; consumers go on \
+             behind them"
+        );
     }
 }
 

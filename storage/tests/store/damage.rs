@@ -1,6 +1,6 @@
 //! Damage in the log: it costs the damaged records and nothing else, and a torn tail is cut.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -323,10 +323,16 @@ fn a_damaged_header_costs_its_record_and_moves_no_other() {
 /// Everything a queue holds, read as a client does that comes again after an error; by queue
 /// offset, the bodies.
 fn read_patiently(opened: &Opened, queue: &Queue) -> BTreeMap<i64, Vec<u8>> {
+    read_counting(opened, queue).0
+}
+
+/// As [`read_patiently`], and the offsets that were answered with an error, and pulls with an
+/// answer.
+fn read_counting(opened: &Opened, queue: &Queue) -> (BTreeMap<i64, Vec<u8>>, BTreeSet<i64>, usize) {
     let mut reader = opened.store.reader().expect("reader");
     let limits = PullLimits::default();
     let deadline = Instant::now() + Duration::from_secs(30);
-    let mut found = BTreeMap::new();
+    let (mut found, mut refused, mut answers) = (BTreeMap::new(), BTreeSet::new(), 0);
     let (mut offset, mut out) = (queue.min_offset(), Vec::new());
     while offset < queue.max_offset() {
         assert!(Instant::now() < deadline, "stands at {offset}");
@@ -334,6 +340,7 @@ fn read_patiently(opened: &Opened, queue: &Queue) -> BTreeMap<i64, Vec<u8>> {
         let pulled = match reader.pull_cold(queue, offset, 32, &TagFilter::All, &limits, &mut out) {
             Ok(pulled) => pulled,
             Err(ReadError::Mending { .. }) => {
+                refused.insert(offset);
                 std::thread::yield_now();
                 continue;
             }
@@ -341,6 +348,7 @@ fn read_patiently(opened: &Opened, queue: &Queue) -> BTreeMap<i64, Vec<u8>> {
         };
         assert!(pulled.next_begin > offset);
         offset = pulled.next_begin;
+        answers += 1;
         let mut rest = &out[..];
         while !rest.is_empty() {
             let record = Record::decode(rest).expect("record");
@@ -349,7 +357,7 @@ fn read_patiently(opened: &Opened, queue: &Queue) -> BTreeMap<i64, Vec<u8>> {
             rest = &rest[record.size() as usize..];
         }
     }
-    found
+    (found, refused, answers)
 }
 
 #[test]
@@ -422,4 +430,53 @@ fn a_record_whose_header_is_damaged_is_stepped_over_and_told() {
     assert_eq!(found, expected);
     assert_eq!(opened.store.damaged_reads(), 3);
     opened.store.close().expect("close");
+}
+
+#[test]
+fn a_lost_stretch_of_the_log_holds_a_consumer_up_once_and_not_once_a_message() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let mut config = small_config(dir.path());
+    config.commit_log_file_size = 1 << 20;
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    let mut end = 0;
+    for number in 0..6000u32 {
+        let queue = opened.store.queue_or_create("T", (number % 2) as i32);
+        end = sender
+            .send(&queue, format!("{number:09}").as_bytes(), b"")
+            .end;
+    }
+    assert!(
+        end < 1 << 20,
+        "one file, so that the start scans none of it"
+    );
+    opened.store.close().expect("close");
+    // Two stretches of zeros; the second begins within a record.
+    let size = end / 6000;
+    let holes = [(100 * size, 2500 * size), (3000 * size + 7, 3500 * size)];
+    let path = config.root.join(format!("commitlog/{:020}", 0));
+    let file = OpenOptions::new().write(true).open(path).expect("log");
+    for (from, to) in holes {
+        file.write_all_at(&vec![0; (to - from) as usize], from)
+            .expect("write");
+    }
+    // A second time as after a restart.
+    for _ in 0..2 {
+        let opened = open(&config).expect("open");
+        for queue_id in 0..2 {
+            let queue = opened.store.queue("T", queue_id).expect("queue");
+            let (found, refused, answers) = read_counting(&opened, &queue);
+            let whole = (0..6000u32).filter(|number| {
+                let at = u64::from(*number) * size;
+                let hit = |(from, to): &(u64, u64)| at < *to && at + size > *from;
+                number % 2 == queue_id as u32 && !holes.iter().any(|hole| hit(hole))
+            });
+            let whole =
+                whole.map(|number| (i64::from(number / 2), format!("{number:09}").into_bytes()));
+            assert_eq!(found, whole.collect(), "queue {queue_id}");
+            assert!(refused.len() <= holes.len(), "errors at {refused:?}");
+            assert!(answers < 3000 / 32 + 8, "{answers} answers");
+        }
+        opened.store.close().expect("close");
+    }
 }
