@@ -3,7 +3,8 @@
 //! Apache's broker takes a POSIX record lock on byte 0 of `lock` (docs/format.md, "Directory"), so
 //! this one does too, before it touches anything else. Such locks do not conflict within one
 //! process and vanish when any descriptor of the file is closed, so a process-wide list of open
-//! stores stands beside them.
+//! stores stands beside them. They protect a file that anybody can delete, so the directory itself
+//! is locked too.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
@@ -13,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::{FcntlArg, fcntl};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 
 use crate::error::{FileError, OpenError};
 use crate::medium;
@@ -25,6 +28,8 @@ static HELD: Mutex<Option<HashSet<(u64, u64)>>> = Mutex::new(None);
 pub struct StoreLock {
     /// Held open: closing it releases the record lock.
     _file: File,
+    /// Held open: closing it releases the directory's lock.
+    _directory: File,
     identity: (u64, u64),
 }
 
@@ -62,6 +67,7 @@ impl StoreLock {
         {
             return Err(locked(root, Some(std::process::id() as i32)));
         }
+        let directory = lock_directory(root)?;
         let mut file = open_lock_file(&path)?;
         let details = file.metadata().map_err(FileError::at("look at", &path))?;
         let identity = (details.dev(), details.ino());
@@ -70,6 +76,7 @@ impl StoreLock {
         held.insert(identity);
         Ok(StoreLock {
             _file: file,
+            _directory: directory,
             identity,
         })
     }
@@ -154,6 +161,33 @@ fn open_lock_file(path: &PathBuf) -> Result<File, OpenError> {
     })
 }
 
+/// The store's directory, locked against other processes of ours whatever becomes of the file
+/// `lock`. Filesystems that lock no directories do without.
+fn lock_directory(root: &Path) -> Result<File, OpenError> {
+    let directory = File::open(root).map_err(FileError::at("open", root))?;
+    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            let holder = holder_of(&root.join("lock"));
+            return Err(locked(root, holder));
+        }
+        Err(error) => tracing::info!(
+            root = %root.display(), %error,
+            "the store's directory cannot be locked; nothing but the file `lock` protects it"
+        ),
+    }
+    Ok(directory)
+}
+
+/// The process that has this lock file locked, where the system tells.
+fn holder_of(path: &Path) -> Option<i32> {
+    let file = File::open(path).ok()?;
+    let mut wanted = exclusive();
+    fcntl(&file, FcntlArg::F_GETLK(&mut wanted)).ok()?;
+    let taken = wanted.l_type != libc::F_UNLCK as i16;
+    Some(wanted.l_pid).filter(|pid| taken && *pid > 0)
+}
+
 /// What Apache locks: byte 0.
 fn exclusive() -> libc::flock {
     libc::flock {
@@ -204,6 +238,24 @@ mod tests {
             std::fs::read(dir.path().join("lock")).expect("lock file"),
             b"lock"
         );
+    }
+
+    #[test]
+    fn a_store_is_open_once_although_its_lock_file_is_deleted_or_replaced() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let path = dir.path().join("lock");
+        let first = StoreLock::take(dir.path()).expect("free");
+        std::fs::remove_file(&path).expect("remove");
+        for _ in 0..2 {
+            let second = StoreLock::take(dir.path());
+            assert!(
+                matches!(second, Err(OpenError::Locked { .. })),
+                "{second:?}"
+            );
+            std::fs::write(&path, b"lock").expect("replace");
+        }
+        drop(first);
+        StoreLock::take(dir.path()).expect("free again");
     }
 
     #[test]
