@@ -24,7 +24,7 @@ pub enum LayoutError {
         source: io::Error,
     },
     /// Something that Apache RocketMQ would refuse to start on.
-    #[error("{path} does not belong there: {why}")]
+    #[error("{path} does not belong there: {why}; move it to another directory")]
     Foreign {
         /// Which file or directory.
         path: PathBuf,
@@ -32,7 +32,11 @@ pub enum LayoutError {
         why: &'static str,
     },
     /// A file has another size than configured.
-    #[error("{path} has {found} bytes, {expected} are configured ({key})")]
+    #[error(
+        "{path} has {found} bytes, {expected} are configured ({key}): set {key} to the size that \
+         its files have; if only this one differs, it was cut or is no file of the store: put back \
+         a whole copy, or move it and every later file to another directory"
+    )]
     Size {
         /// Which file.
         path: PathBuf,
@@ -44,7 +48,10 @@ pub enum LayoutError {
         key: &'static str,
     },
     /// A file's name is no position that a file of the configured size can begin at.
-    #[error("the name of {path} is no multiple of the file size {size} that is configured ({key})")]
+    #[error(
+        "the name of {path} is no multiple of the file size {size} that is configured ({key}): set \
+         {key} to the size that its files have, or move the file to another directory"
+    )]
     Base {
         /// Which file.
         path: PathBuf,
@@ -54,7 +61,10 @@ pub enum LayoutError {
         key: &'static str,
     },
     /// A file is missing between two others.
-    #[error("{path} is missing between the files before and after it")]
+    #[error(
+        "{path} is missing between the files before and after it: put it back, or move the files \
+         before it to another directory to go on without their messages"
+    )]
     Missing {
         /// Which file.
         path: PathBuf,
@@ -213,7 +223,9 @@ pub struct FixedFiles {
 
 /// Lists a directory whose files must all have `size` bytes and names of 20 digits that are
 /// multiples of it, without gaps; `key` is the configuration key of the size. A directory that
-/// does not exist is empty. Anything else in it is an error, as it is to Apache RocketMQ.
+/// does not exist is empty. Directories are left alone, as Apache RocketMQ 5.x leaves them: every
+/// ext4 filesystem has `lost+found` at its top. Links are followed. Anything else is an error, as it
+/// is to Apache RocketMQ.
 pub fn list_fixed_files(
     directory: &Path,
     size: u64,
@@ -225,10 +237,19 @@ pub fn list_fixed_files(
             path: path.clone(),
             why,
         };
-        let metadata = fs::symlink_metadata(&path).map_err(|source| LayoutError::Directory {
-            path: path.clone(),
-            source,
-        })?;
+        let metadata = match fs::metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(foreign("it is a link that leads nowhere"));
+            }
+            metadata => metadata.map_err(|source| LayoutError::Directory {
+                path: path.clone(),
+                source,
+            })?,
+        };
+        if metadata.is_dir() {
+            tracing::info!(path = %path.display(), "a directory among log or queue files is left alone");
+            continue;
+        }
         if !metadata.is_file() {
             return Err(foreign("only files are allowed"));
         }
@@ -281,7 +302,8 @@ pub fn list_queues(consume_queues: &Path) -> Result<Vec<(String, i32)>, LayoutEr
         });
     }
     for topic_path in entries(consume_queues)? {
-        if !topic_path.is_dir() {
+        // The second is there, and unreadable, at the top of every ext4 filesystem.
+        if !topic_path.is_dir() || topic_path.ends_with("lost+found") {
             continue;
         }
         let name = topic_path.file_name().and_then(|name| name.to_str());
@@ -355,21 +377,45 @@ mod tests {
     #[test]
     fn what_does_not_belong_there_is_refused_by_name() {
         let good = ("00000000000000000000", 100);
-        let text = "README does not belong there: its name is not 20 digits";
+        let text = "README does not belong there: its name is not 20 digits; move it to another \
+                    directory";
         assert_eq!(error(&[good, ("README", 3)]), text);
         let text = "00000000000000000100 has 99 bytes, 100 are configured \
-                    (mappedFileSizeCommitLog)";
-        assert_eq!(error(&[good, ("00000000000000000100", 99)]), text);
+                    (mappedFileSizeCommitLog): set ";
+        let found = error(&[good, ("00000000000000000100", 99)]);
+        assert!(found.starts_with(text), "{found}");
         let text = "the name of 00000000000000000050 is no multiple of the file size 100 that is \
-                    configured (mappedFileSizeCommitLog)";
-        assert_eq!(error(&[good, ("00000000000000000050", 100)]), text);
+                    configured (mappedFileSizeCommitLog): set ";
+        let found = error(&[good, ("00000000000000000050", 100)]);
+        assert!(found.starts_with(text), "{found}");
         let text = "18446744073709551600 does not belong there: its name is beyond what offsets \
-                    can reach";
+                    can reach; move it to another directory";
         assert_eq!(error(&[good, ("18446744073709551600", 100)]), text);
-        let text = "00000000000000000100 is missing between the files before and after it";
-        assert_eq!(error(&[good, ("00000000000000000200", 100)]), text);
+        let text = "00000000000000000100 is missing between the files before and after it: ";
+        let found = error(&[good, ("00000000000000000200", 100)]);
+        assert!(found.starts_with(text), "{found}");
         let empty_first = [("00000000000000000000", 0), ("00000000000000000100", 100)];
         assert!(error(&empty_first).contains("has 0 bytes"));
+    }
+
+    #[test]
+    fn directories_are_left_alone_and_links_to_files_followed() {
+        let dir = directory(&[("00000000000000000000", 100)]);
+        let elsewhere = directory(&[("moved", 100)]);
+        fs::create_dir(dir.path().join("lost+found")).unwrap();
+        fs::create_dir(dir.path().join("00000000000000000300")).unwrap();
+        let link = |target: &Path, name| {
+            std::os::unix::fs::symlink(target, dir.path().join(name)).unwrap();
+        };
+        link(&elsewhere.path().join("moved"), "00000000000000000100");
+        let listed = list_fixed_files(dir.path(), 100, KEY).unwrap();
+        let bases: Vec<_> = listed.files.iter().map(|file| file.base).collect();
+        assert_eq!(bases, [0, 100]);
+        link(&elsewhere.path().join("none"), "00000000000000000200");
+        let refused = list_fixed_files(dir.path(), 100, KEY)
+            .unwrap_err()
+            .to_string();
+        assert!(refused.contains("leads nowhere; move it"), "{refused}");
     }
 
     #[test]

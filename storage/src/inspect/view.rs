@@ -160,7 +160,8 @@ fn sizes(directory: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     let mut found = Vec::new();
     for entry in list {
         let path = entry?.path();
-        match std::fs::symlink_metadata(&path) {
+        match std::fs::metadata(&path) {
+            Ok(details) if details.is_dir() => {}
             Ok(details) => found.push((path, details.len())),
             // Retention took it meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
