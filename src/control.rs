@@ -29,6 +29,8 @@ use crate::systemd::Notifier;
 use crate::topics::{Topic, TopicChange};
 use crate::wiring::RunningCore;
 
+/// How long an address in use is tried again: a killed broker's sockets outlive it for a moment.
+const LISTEN_PATIENCE: Duration = Duration::from_millis(1500);
 /// How often the name server looks for brokers that went silent.
 const NAME_SERVER_SCAN: Duration = Duration::from_secs(5);
 /// How often failed state files are tried again.
@@ -57,7 +59,12 @@ impl Sockets {
     /// [`ServeError::Bind`] names the address and the key.
     pub fn bind(config: &Config) -> Result<Self, ServeError> {
         let bind = |choice: PortChoice, key| -> Result<Option<TcpListener>, ServeError> {
-            let listen = |port| listener::bind(SocketAddr::new(config.bind, port));
+            // Beside any free port the next pair is tried at once.
+            let patience = match (config.listen_port, key) {
+                (PortChoice::Any, "fastListenPort") => Duration::ZERO,
+                _ => LISTEN_PATIENCE,
+            };
+            let listen = |port| listener::bind_within(SocketAddr::new(config.bind, port), patience);
             choice
                 .number()
                 .map(listen)

@@ -16,6 +16,9 @@ const BACKLOG: i32 = 1024;
 /// How long accepting pauses when the process is out of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Pause between two tries for an address in use.
+const BIND_AGAIN: Duration = Duration::from_millis(10);
+
 /// An address that cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
@@ -74,6 +77,23 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
         io::ErrorKind::PermissionDenied => BindError::Privileged(address),
         _ => BindError::Other { address, source },
     })
+}
+
+/// As [`bind`], but an address in use is tried again for `patience`: the kernel may let go of a
+/// killed process's io_uring, and so of its sockets, some milliseconds after the process is gone.
+///
+/// # Errors
+/// As [`bind`].
+pub fn bind_within(address: SocketAddr, patience: Duration) -> Result<TcpListener, BindError> {
+    let begin = Instant::now();
+    loop {
+        match bind(address) {
+            Err(BindError::InUse { .. }) if begin.elapsed() < patience => {
+                std::thread::sleep(BIND_AGAIN);
+            }
+            settled => return settled,
+        }
+    }
 }
 
 /// Ends accepting on `listener`: a blocked or later accept fails, queued connections are refused.
@@ -245,6 +265,17 @@ mod tests {
             message.contains("stop that server or configure another port"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn an_address_that_becomes_free_within_the_patience_is_taken() {
+        let taken = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = taken.local_addr().unwrap();
+        let soon = bind_within(address, Duration::from_millis(1));
+        assert!(matches!(soon, Err(BindError::InUse { .. })), "{soon:?}");
+        let waiting = std::thread::spawn(move || bind_within(address, Duration::from_secs(60)));
+        drop(taken);
+        waiting.join().unwrap().unwrap();
     }
 
     #[test]
