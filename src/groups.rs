@@ -11,6 +11,7 @@ use crate::config::LiveConfig;
 use crate::names::{self, NameError};
 use crate::persist::{File, LoadError, Persist, Ticket};
 use crate::state_json::{DataVersion, Generation, JsonWriter};
+use crate::state_members::{Expected, sound_members};
 
 /// Most topics with forbidden bits, over all groups: the table comes from clients.
 const FORBIDDEN_MAX: usize = 100_000;
@@ -67,6 +68,21 @@ pub struct GroupConfig {
     /// 5.x members without meaning here (`subscriptionDataSet`), kept as brought.
     pub extra: Map<String, Value>,
 }
+
+/// Members of a group in the state file that are judged before they are used.
+const MEMBERS: [(&str, Expected); 11] = [
+    ("brokerId", Expected::Long),
+    ("consumeBroadcastEnable", Expected::Flag),
+    ("consumeEnable", Expected::Flag),
+    ("consumeFromMinEnable", Expected::Flag),
+    ("consumeMessageOrderly", Expected::Flag),
+    ("consumeTimeoutMinute", Expected::Int),
+    ("groupSysFlag", Expected::Int),
+    ("notifyConsumerIdsChangedEnable", Expected::Flag),
+    ("retryMaxTimes", Expected::Int),
+    ("retryQueueNums", Expected::Queues),
+    ("whichBrokerWhenConsumeSlowly", Expected::Long),
+];
 
 /// Members of a group that this module reads; the others are kept as they are.
 const KNOWN: [&str; 14] = [
@@ -509,7 +525,13 @@ fn parse(bytes: &[u8]) -> Result<Loaded, String> {
         generation: Generation::of(root.get("dataVersion")),
         groups: table
             .iter()
-            .map(|(name, value)| GroupConfig::read(name, value))
+            .map(|(name, value)| {
+                let (sound, wrong) = sound_members(name, value, &MEMBERS);
+                for wrong in wrong {
+                    tracing::warn!("subscriptionGroup.json: group {wrong}");
+                }
+                GroupConfig::read(name, &sound)
+            })
             .collect(),
     })
 }

@@ -33,6 +33,7 @@ pub mod persist;
 pub mod questions;
 pub mod services;
 pub mod state_json;
+pub mod state_members;
 pub mod stats;
 pub mod subscription;
 pub mod systemd;

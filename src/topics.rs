@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::names;
 use crate::persist::{File, LoadError, Persist, Ticket};
 use crate::state_json::{DataVersion, Generation, JsonWriter};
+use crate::state_members::{Expected, sound_members};
 use crate::traffic::Traffic;
 
 mod room;
@@ -29,6 +30,15 @@ const CACHED_QUEUES: i32 = 4096;
 
 /// With so many topics none is made automatically any more: their names come from clients.
 const AUTOMATIC_MAX: usize = 100_000;
+/// Members of a topic in the state file that are judged before they are used.
+const MEMBERS: [(&str, Expected); 5] = [
+    ("readQueueNums", Expected::Queues),
+    ("writeQueueNums", Expected::Queues),
+    ("perm", Expected::Int),
+    ("topicSysFlag", Expected::Int),
+    ("order", Expected::Flag),
+];
+
 /// How a topic's messages are tagged; kept, without effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TopicFilterType {
@@ -586,7 +596,13 @@ fn parse(bytes: &[u8]) -> Result<Loaded, String> {
             }
             known
         })
-        .map(|(name, value)| TopicConfig::read(name, value))
+        .map(|(name, value)| {
+            let (sound, wrong) = sound_members(name, value, &MEMBERS);
+            for wrong in wrong {
+                tracing::warn!("topics.json: topic {wrong}");
+            }
+            TopicConfig::read(name, &sound)
+        })
         .collect();
     Ok(Loaded {
         version: DataVersion::read(root.get("dataVersion")),
@@ -600,6 +616,29 @@ mod tests {
     use super::*;
 
     const V4: &[u8] = include_bytes!("../tests/golden/state/4.9.7/topics.json");
+
+    #[test]
+    fn the_state_file_takes_no_queue_count_that_a_request_could_not_set() {
+        let text = br#"{"topicConfigTable":{
+            "Low":{"readQueueNums":-4,"writeQueueNums":8,"perm":6},
+            "High":{"readQueueNums":8,"writeQueueNums":99999999999,"perm":"x"},
+            "Odd":7,
+            "Good":{"readQueueNums":0,"writeQueueNums":65536,"perm":2}}}"#;
+        let loaded = parse(text).expect("whole");
+        let mut found: Vec<_> = loaded
+            .topics
+            .iter()
+            .map(|t| (t.name.as_str(), t.read_queues, t.write_queues, t.perm))
+            .collect();
+        found.sort_unstable();
+        let expected = [
+            ("Good", 0, 65_536, 2),
+            ("High", 8, 16, 6),
+            ("Low", 16, 8, 6),
+            ("Odd", 16, 16, 6),
+        ];
+        assert_eq!(found, expected);
+    }
     const V5: &[u8] = include_bytes!("../tests/golden/state/5.3.3/topics.json");
 
     /// What the recorded brokers ran with.

@@ -1,5 +1,6 @@
 //! Starts everything in its order: store, state files, services, network cores, sockets.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -143,6 +144,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         store,
         persist,
     });
+    tell_unknown_topics(&broker);
     // The services thread has the port behind those of the cores; it looks at no wake queue.
     let port = ports.split_off(broker.config.cores);
     wakes.truncate(broker.config.cores);
@@ -162,6 +164,39 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
             Err(error)
         }
     }
+}
+
+/// Names that one line holds.
+const NAMED: usize = 5;
+
+/// Says which topics have messages and do not stand in `topics.json`: nobody can read them.
+fn tell_unknown_topics(broker: &Broker) {
+    let mut unknown: BTreeMap<Arc<str>, i32> = BTreeMap::new();
+    for queue in broker.store.queues() {
+        // Light queues have no topic of their own.
+        let light = queue.topic.starts_with("%LMQ%");
+        if queue.max_offset() > queue.min_offset()
+            && !light
+            && broker.topics.get(&queue.topic).is_none()
+        {
+            let most = unknown.entry(Arc::clone(&queue.topic)).or_default();
+            *most = (*most).max(queue.queue_id.saturating_add(1));
+        }
+    }
+    if unknown.is_empty() {
+        return;
+    }
+    let named = unknown.iter().take(NAMED);
+    let named: Vec<_> = named
+        .map(|(topic, n)| format!("{topic} ({n} queues)"))
+        .collect();
+    tracing::warn!(
+        topics = unknown.len(),
+        "topics have messages and do not stand in topics.json, so nobody can read them, among them \
+         {}: put back the file, or create them with that many queues (`saturnmq admin topic \
+         create`); those that were deleted expire with their messages",
+        named.join(", ")
+    );
 }
 
 fn start_services(

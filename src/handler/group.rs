@@ -11,9 +11,10 @@ use serde_json::{Map, Value, json};
 use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::groups::{FoundGroup, GroupConfig};
-use crate::handler::topic::{Page, QUEUES_MAX, json_reply, refused_name, version_to_wire};
+use crate::handler::topic::{Page, json_reply, refused_name, version_to_wire};
 use crate::handler::{SUBSCRIPTION_GROUP_NOT_EXIST, attributes, durably};
 use crate::names;
+use crate::state_members::Expected;
 
 /// Bit of what is forbidden to a group: reading.
 pub const FORBIDDEN_READ: i32 = 1 << 2;
@@ -34,11 +35,9 @@ fn wanted(broker: &Broker, request: &Request<'_>, value: &Value) -> Result<Group
     let known = known.as_ref().map(|group| &group.config.attributes);
     config.attributes = attributes::alter_group(known, &config.attributes)
         .map_err(|remark| Reply::error(SYSTEM_ERROR, remark))?;
-    let queues = config.retry_queue_nums;
-    if !(0..=QUEUES_MAX).contains(&queues) {
-        let remark = format!("retryQueueNums={queues} is not possible: it takes 0 to {QUEUES_MAX}");
-        return Err(Reply::error(SYSTEM_ERROR, remark));
-    }
+    Expected::Queues
+        .check("retryQueueNums", &config.retry_queue_nums.into())
+        .map_err(|wrong| Reply::error(SYSTEM_ERROR, wrong.to_string()))?;
     Ok(config)
 }
 

@@ -15,6 +15,7 @@ use crate::names;
 use crate::persist::Ticket;
 use crate::services::ServiceContext;
 use crate::state_json::DataVersion;
+use crate::state_members::Expected;
 use crate::topics::{MOST_QUEUES, TopicConfig, TopicFilterType};
 
 /// Most queues of one topic; each takes a directory and an entry in every answer.
@@ -57,10 +58,9 @@ fn check_queues(config: &TopicConfig) -> Result<(), Reply> {
         ("readQueueNums", config.read_queues),
         ("writeQueueNums", config.write_queues),
     ] {
-        if !(0..=QUEUES_MAX).contains(&count) {
-            let remark = format!("{field}={count} is not possible: it takes 0 to {QUEUES_MAX}");
-            return Err(Reply::error(SYSTEM_ERROR, remark));
-        }
+        Expected::Queues
+            .check(field, &count.into())
+            .map_err(|wrong| Reply::error(SYSTEM_ERROR, wrong.to_string()))?;
     }
     Ok(())
 }
