@@ -330,12 +330,21 @@ impl Persist {
         first
     }
 
+    /// A store that was taken away is not begun anew with its state files alone.
+    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        if !self.root.is_dir() {
+            let gone = format!("the store's directory {} is gone", self.root.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, gone));
+        }
+        replace_file(path, content)
+    }
+
     fn write(&self, file: File, source: &dyn StateSource) -> Result<(), WriteError> {
         let state = self.state(file);
         // Read before the text is taken: the text covers at least this many changes.
         let version = state.changed.load(Ordering::Acquire);
         let outcome = match source.text(file) {
-            Some(text) => replace_file(&self.path(file), text.as_bytes()),
+            Some(text) => self.replace(&self.path(file), text.as_bytes()),
             None => Ok(()),
         };
         state.writes.fetch_add(1, Ordering::Relaxed);
@@ -391,6 +400,9 @@ fn read_state<T>(
         Ok(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => Ok(Read::Absent),
         Ok(bytes) => Ok(parse(&bytes).map_or_else(Read::Damaged, Read::Good)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Read::Absent),
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
+            Ok(Read::Damaged("it is a directory".to_owned()))
+        }
         Err(source) => Err(LoadError::Io {
             path: path.to_path_buf(),
             source,

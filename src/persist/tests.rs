@@ -108,6 +108,22 @@ fn a_panic_while_writing_fails_its_waiters_and_heals() {
 }
 
 #[test]
+fn state_files_do_not_begin_a_store_anew_that_was_taken_away() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let root = dir.path().join("store");
+    let persist = Persist::new(&root);
+    persist.changed(File::Topics);
+    let refused = persist.flush(&Counter(AtomicUsize::new(1)));
+    let error = refused.expect_err("there is no store").to_string();
+    assert!(error.contains("is gone"), "{error}");
+    assert!(!root.exists());
+    std::fs::create_dir(&root).expect("directory");
+    persist
+        .flush(&Counter(AtomicUsize::new(1)))
+        .expect("put back");
+}
+
+#[test]
 fn a_failed_write_fails_its_waiters_and_heals_with_the_next_change() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let blocked = dir.path().join("config");
