@@ -385,6 +385,7 @@ fn reason(state: &StoreState) -> &'static str {
     match state {
         StoreState::Writable => "none",
         StoreState::DiskFull => "disk_full",
+        StoreState::NoNextFile(_) => "no_next_file",
         StoreState::DispatchFault(_) => "dispatch_fault",
         StoreState::ReadOnly(_) => "log_write_failed",
         StoreState::Closed => "closed",
@@ -395,7 +396,13 @@ fn store(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
     let now = reason(&broker.store.state());
     let help = "1 while no message is taken, by the reason";
     let mut family = out.family(MetricType::Gauge, "store_read_only", help, None)?;
-    for state in ["disk_full", "dispatch_fault", "log_write_failed", "closed"] {
+    for state in [
+        "disk_full",
+        "no_next_file",
+        "dispatch_fault",
+        "log_write_failed",
+        "closed",
+    ] {
         let holds = if state == now { 1.0 } else { 0.0 };
         one_gauge(&mut family, &[("reason", state)], holds)?;
     }

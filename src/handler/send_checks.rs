@@ -97,6 +97,7 @@ pub fn closed_store(state: &StoreState) -> Option<String> {
     Some(match state {
         StoreState::Writable => return None,
         StoreState::DiskFull => "the disk is full".to_owned(),
+        StoreState::NoNextFile(why) => why.clone(),
         StoreState::DispatchFault(why) => format!("queue entries cannot be stored: {why}"),
         StoreState::ReadOnly(why) => format!("the log is read-only: {why}"),
         StoreState::Closed => "the store is shutting down".to_owned(),

@@ -59,6 +59,7 @@ fn not_ready(broker: &Broker) -> Option<String> {
             return broker.persist.failures().first().map(ToString::to_string);
         }
         StoreState::DiskFull => "the disk is full".to_owned(),
+        StoreState::NoNextFile(why) => why,
         StoreState::DispatchFault(why) => format!("consume queues cannot be written: {why}"),
         StoreState::ReadOnly(why) => format!("the log cannot be written until a restart: {why}"),
         StoreState::Closed => "the store is closed".to_owned(),

@@ -56,7 +56,7 @@ pub enum AppendFailure {
     #[error("the log is read-only: {0}")]
     ReadOnly(Arc<str>),
     /// There is no room on the disk for the next log file; accepted again once there is.
-    #[error("no space for the next log file")]
+    #[error("the next log file cannot be made: the disk is full, or fails as /readyz says")]
     NoSpace,
     /// The queue was deleted in the meantime.
     #[error("the queue does not exist any more")]

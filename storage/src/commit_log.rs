@@ -6,6 +6,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use arc_swap::ArcSwapOption;
+
 use crate::format::message;
 
 /// As [`message::BLANK_SIZE`], in the type of log offsets.
@@ -70,6 +72,8 @@ impl Geometry {
 pub struct LogStatus {
     latched: OnceLock<Arc<str>>,
     no_space: AtomicBool,
+    /// Why the next file cannot be made, if it is not for lack of space.
+    unmakable: ArcSwapOption<String>,
 }
 
 impl LogStatus {
@@ -81,6 +85,15 @@ impl LogStatus {
     /// Whether sends are refused until there is room for the next file.
     pub fn no_space(&self) -> bool {
         self.no_space.load(Ordering::Acquire)
+    }
+
+    /// Why the next file cannot be made while [`LogStatus::no_space`], if the disk has space.
+    pub fn unmakable(&self) -> Option<Arc<String>> {
+        self.unmakable.load_full()
+    }
+
+    pub(crate) fn set_unmakable(&self, why: Option<String>) {
+        self.unmakable.store(why.map(Arc::new));
     }
 
     /// Makes the log read-only for good; the first reason stays.

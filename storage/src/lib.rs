@@ -39,6 +39,7 @@ mod former_run;
 mod medium;
 mod opening;
 mod preparer;
+mod presence;
 mod rebuild;
 mod removal;
 mod seeded;

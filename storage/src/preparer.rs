@@ -463,6 +463,8 @@ impl Work {
         // Whatever the reason, sends are refused while there is no next file, and taken again once
         // there is.
         state.no_space = true;
+        let why = format!("cannot prepare the log file {}: {error}", next.display());
+        self.shared.status.set_unmakable((!no_space).then_some(why));
         drop(state);
         self.spare = None;
         self.retry_at = Some(Instant::now() + RETRY);

@@ -21,12 +21,13 @@ use crate::flusher::{Flusher, FlusherThread};
 use crate::foreign;
 use crate::former_run;
 use crate::index_file::Index;
-use crate::layout::Layout;
+use crate::layout::{Layout, check_kinds};
 use crate::lock::StoreLock;
 use crate::medium::{self, sync_directory};
 use crate::metrics::WriteMetrics;
 use crate::opening::{Recovered, make_directories, make_directory, recover};
 use crate::preparer::Removals;
+use crate::presence::{self, Presence};
 use crate::queue_table::{Queue, QueueTable};
 use crate::reader::{ReadShared, StoreReader};
 use crate::retention::{DiskUse, LogFileAge, MANUAL_ROUNDS, RoundInput, plan};
@@ -46,6 +47,8 @@ pub enum StoreState {
     Writable,
     /// Not until there is room on the disk.
     DiskFull,
+    /// Not until the next log file can be made; why it cannot, other than for lack of room.
+    NoNextFile(String),
     /// Not until queue entries can be stored again.
     DispatchFault(String),
     /// Not before a restart: a write or a sync of the log failed.
@@ -127,6 +130,7 @@ pub(crate) struct Running {
 pub struct Store {
     config: StoreConfig,
     layout: Layout,
+    presence: Presence,
     table: Arc<QueueTable>,
     index: Arc<Index>,
     tail: TailReaders,
@@ -168,6 +172,7 @@ impl Store {
         if let Some(path) = &config.commit_log_dir {
             layout = layout.with_commit_log(path);
         }
+        check_kinds(&layout)?;
         StoreLock::look(layout.root())?;
         foreign::examine(&layout, config.commit_log_file_size)?;
         make_directory(layout.root())?;
@@ -265,6 +270,11 @@ impl Store {
         if let Some(why) = self.status.read_only() {
             return StoreState::ReadOnly(why.to_string());
         }
+        if self.status.no_space()
+            && let Some(why) = self.status.unmakable()
+        {
+            return StoreState::NoNextFile(why.as_ref().clone());
+        }
         if self.status.no_space() || self.disk_full.load(Ordering::SeqCst) {
             return StoreState::DiskFull;
         }
@@ -319,6 +329,7 @@ impl Store {
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
                 (left > 0).then(|| left - used)
             });
+        self.look_after_files();
         let files = self.log_files();
         let input = RoundInput {
             manual: left.is_ok(),
@@ -341,6 +352,25 @@ impl Store {
         report.deleted_log_files = plan.delete;
         report.awaits_resume = awaits_resume;
         Ok(report)
+    }
+
+    /// Takes no more messages once the log is not where the next start looks for it.
+    fn look_after_files(&self) {
+        if self.status.read_only().is_some() {
+            return;
+        }
+        let size = self.config.commit_log_file_size;
+        let last = self.watermarks.written().saturating_sub(1);
+        let base = last - last % size;
+        let lost_file = || {
+            let damage = presence::damaged_log_file(self.layout.commit_log(), size, base);
+            // Retention may have taken it; an empty log may have none.
+            damage.filter(|_| last > 0 && base >= self.min_log_offset())
+        };
+        if let Some(why) = self.presence.missing().or_else(lost_file) {
+            tracing::error!("{why}; no messages are taken until a restart");
+            self.status.latch(&why);
+        }
     }
 
     /// Deletes queue and index files of records that are gone, and corrects the queues' minima: if

@@ -165,6 +165,8 @@ fn a_missing_directory_refuses_and_heals() {
         std::thread::yield_now();
     }
     assert!(files.shared.status.no_space());
+    let why = files.shared.status.unmakable().expect("a reason");
+    assert!(why.contains("No such file"), "{why}");
     std::fs::create_dir(&log).expect("directory");
     assert_eq!(take(&mut files, SIZE, false).base, SIZE);
     assert!(!files.shared.status.no_space());

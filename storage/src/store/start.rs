@@ -19,6 +19,7 @@ use crate::lock::StoreLock;
 use crate::metrics::WriteMetrics;
 use crate::opening::Recovered;
 use crate::preparer::Removals;
+use crate::presence::Presence;
 use crate::queue_table::{QueueTable, RememberedQueues};
 use crate::reader::ReadShared;
 use crate::reader::mending::Mending;
@@ -206,8 +207,10 @@ impl Parts {
             delay_levels_ms: self.config.delay_levels_ms.clone(),
             mending: Mending::default(),
         });
+        let presence = Presence::of(&[self.layout.root(), self.layout.commit_log()]);
         Store {
             config: self.config,
+            presence,
             layout: self.layout,
             table: self.table,
             index: self.index,

@@ -7,6 +7,7 @@ mod flips;
 mod golden;
 mod inspecting;
 mod kill;
+mod removed;
 mod retention;
 mod running;
 mod support;
