@@ -7,5 +7,6 @@ mod cluster;
 mod conversation;
 mod limits;
 mod serve;
+mod starting;
 mod style;
 mod tools;

@@ -71,7 +71,8 @@ pub struct AdminArgs {
         long,
         global = true,
         value_name = "HOST:PORT",
-        default_value = "127.0.0.1:9876"
+        default_value = "127.0.0.1:9876",
+        value_parser = host_and_port
     )]
     pub name_server: String,
     /// JSON instead of tables, for scripts.
@@ -235,6 +236,17 @@ fn permission(text: &str) -> Result<i32, String> {
         "r" | "4" => Ok(4),
         "w" | "2" => Ok(2),
         _ => Err("it is one of rw, r and w".to_owned()),
+    }
+}
+
+fn host_and_port(text: &str) -> Result<String, String> {
+    let port = text
+        .rsplit_once(':')
+        .filter(|(host, _)| !host.is_empty())
+        .and_then(|(_, port)| port.parse::<u16>().ok());
+    match port {
+        Some(1..) => Ok(text.to_owned()),
+        _ => Err("it has the form HOST:PORT, such as 127.0.0.1:9876".to_owned()),
     }
 }
 

@@ -58,7 +58,7 @@ pub enum ConfigError {
         /// What is supported.
         why: String,
     },
-    /// `--set` without an equals sign.
+    /// `--set` without an equals sign, or without a key before it.
     #[error("--set {0} is not of the form key=value")]
     NoEquals(String),
     /// Two settings, or a setting and the host, that do not go together.
@@ -130,7 +130,10 @@ impl RawConfig {
     /// [`ConfigError::NoEquals`].
     pub fn set_pair(&mut self, pair: &str) -> Result<(), ConfigError> {
         let no_equals = || ConfigError::NoEquals(pair.to_string());
-        let (key, value) = pair.split_once('=').ok_or_else(no_equals)?;
+        let (key, value) = pair
+            .split_once('=')
+            .filter(|(key, _)| !key.trim().is_empty())
+            .ok_or_else(no_equals)?;
         self.set(key, value);
         Ok(())
     }
@@ -219,6 +222,14 @@ mod tests {
             raw.set(key, value);
         }
         raw
+    }
+
+    #[test]
+    fn a_setting_without_a_key_is_refused() {
+        for pair in ["=x", " = x", "x", ""] {
+            let refused = RawConfig::default().set_pair(pair).unwrap_err().to_string();
+            assert!(refused.contains("key=value"), "{refused}");
+        }
     }
 
     #[test]

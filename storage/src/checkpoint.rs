@@ -15,7 +15,7 @@ use crate::medium;
 
 /// The checkpoint file cannot be read or written.
 #[derive(Debug, Error)]
-#[error("{path}: {source}")]
+#[error("cannot open or write the checkpoint {path}: {source}")]
 pub struct CheckpointError {
     path: PathBuf,
     source: io::Error,

@@ -23,6 +23,19 @@ pub enum LayoutError {
         /// What the system said.
         source: io::Error,
     },
+    /// A directory, or a link that leads nowhere, where the store has a file, or the reverse.
+    #[error(
+        "{path} is {found}, but the store has a {wanted} there; move it to another directory: the \
+         broker makes what it needs"
+    )]
+    Kind {
+        /// Which one.
+        path: PathBuf,
+        /// What stands there.
+        found: &'static str,
+        /// What must stand there, or nothing.
+        wanted: &'static str,
+    },
     /// Something that Apache RocketMQ would refuse to start on.
     #[error("{path} does not belong there: {why}; move it to another directory")]
     Foreign {
@@ -174,6 +187,43 @@ impl Layout {
     pub fn resume(&self) -> PathBuf {
         self.root.join("saturnmq.resume")
     }
+}
+
+/// Sees that what stands at the places of the store's files and directories is of their kind;
+/// changes nothing.
+pub(crate) fn check_kinds(layout: &Layout) -> Result<(), LayoutError> {
+    let files = [
+        layout.lock(),
+        layout.abort(),
+        layout.checkpoint(),
+        layout.resume(),
+    ];
+    let directories = [
+        layout.root().to_path_buf(),
+        layout.commit_log().to_path_buf(),
+        layout.consume_queues(),
+        layout.index(),
+        layout.config(),
+    ];
+    let files = files.into_iter().map(|path| (path, false));
+    let directories = directories.into_iter().map(|path| (path, true));
+    for (path, directory) in directories.chain(files) {
+        let found = match (fs::metadata(&path), fs::symlink_metadata(&path)) {
+            (Ok(found), _) if found.is_dir() == directory => continue,
+            (Ok(found), _) if found.is_dir() => "a directory",
+            (Ok(_), _) => "no directory",
+            (Err(_), Ok(link)) if link.is_symlink() => "a link that leads nowhere",
+            // Whoever needs it meets the same error.
+            _ => continue,
+        };
+        let wanted = if directory { "directory" } else { "file" };
+        return Err(LayoutError::Kind {
+            path,
+            found,
+            wanted,
+        });
+    }
+    Ok(())
 }
 
 /// Directory of one queue below `consume_queues`; an error when the topic cannot be one.
@@ -416,6 +466,38 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(refused.contains("leads nowhere; move it"), "{refused}");
+    }
+
+    #[test]
+    fn what_is_of_another_kind_is_named_with_what_to_do() {
+        let root = tempfile::tempdir().unwrap();
+        let layout = Layout::new(root.path());
+        check_kinds(&layout).unwrap();
+        for path in [
+            layout.lock(),
+            layout.abort(),
+            layout.checkpoint(),
+            layout.resume(),
+        ] {
+            fs::create_dir(&path).unwrap();
+            let refused = check_kinds(&layout).unwrap_err().to_string();
+            let text = format!(
+                "{} is a directory, but the store has a file",
+                path.display()
+            );
+            assert!(refused.starts_with(&text), "{refused}");
+            fs::remove_dir(&path).unwrap();
+        }
+        for path in [layout.commit_log().into(), layout.config(), layout.index()] {
+            fs::write(&path, b"x").unwrap();
+            let refused = check_kinds(&layout).unwrap_err().to_string();
+            let text = format!("{} is no directory, but the store has", path.display());
+            assert!(refused.starts_with(&text), "{refused}");
+            fs::remove_file(&path).unwrap();
+        }
+        std::os::unix::fs::symlink("none", layout.checkpoint()).unwrap();
+        let refused = check_kinds(&layout).unwrap_err().to_string();
+        assert!(refused.contains("a link that leads nowhere"), "{refused}");
     }
 
     #[test]

@@ -37,6 +37,7 @@ mod cached_entries;
 mod cut;
 mod doubt;
 mod progress;
+mod shrunk;
 mod spoiled;
 
 /// Log files at the end of a foreign store in which the first damage ends the log, as in Apache.
@@ -115,6 +116,8 @@ struct Opening<'a> {
     /// A resume point that the log confirms.
     resume: Option<ResumePoint>,
     known: KnownQueues,
+    /// Log offset up to which a former run had synced the log; 0 if unknown.
+    known_to: u64,
     window: LogWindow,
     /// Records that the last walk missed in the index.
     unindexed: u64,
@@ -142,6 +145,7 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
         synced_before: checkpoint.stored().log_timestamp,
         resume: None,
         known: KnownQueues::new(),
+        known_to: 0,
         window: LogWindow::new(layout.commit_log(), size),
         unindexed: 0,
         budget: MapBudget::new(config.max_mappings.min(host_mappings() / 4 * 3)),
@@ -177,6 +181,7 @@ impl Opening<'_> {
                 return Ok(());
             }
         };
+        self.known_to = point.log_offset;
         for queue in &point.queues {
             let queues = self.known.entry(queue.topic.clone()).or_default();
             let known = KnownQueue {
@@ -263,6 +268,7 @@ impl Opening<'_> {
         report.damaged_records = found.damage_count;
         report.queues = table.len();
         report_damage(&found);
+        shrunk::tell(&table, &self.known, self.known_to, log_end);
         Ok(Recovered {
             table,
             index,

@@ -131,10 +131,13 @@ impl StoreReader {
         from: i64,
         end: i64,
     ) -> Result<Option<(i64, i64)>, ReadError> {
-        for offset in from..end {
+        let mut offset = from;
+        while offset < end {
             if let Some(time) = self.store_time(queue, offset)? {
                 return Ok(Some((offset, time)));
             }
+            let lost = self.shared.mending.lost_end(queue.slot, offset);
+            offset = lost.unwrap_or(offset).max(offset + 1);
         }
         Ok(None)
     }

@@ -69,6 +69,11 @@ impl Mending {
         self.mended.load(Ordering::Relaxed)
     }
 
+    /// The offset behind the lost ones that `offset` is known to be among.
+    pub(crate) fn lost_end(&self, slot: u32, offset: i64) -> Option<i64> {
+        self.lock().lost_at(slot, offset)
+    }
+
     /// Ends the thread: before the store lets go of its files.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
