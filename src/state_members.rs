@@ -79,14 +79,14 @@ pub fn sound_members<'a>(
         return (Cow::Owned(Value::Object(Map::new())), vec![wrong]);
     };
     let (mut sound, mut wrong) = (Cow::Borrowed(value), Vec::new());
-    for (field, expected) in expected {
-        let Some(value) = members.get(*field).filter(|value| !value.is_null()) else {
+    for &(field, expected) in expected {
+        let Some(value) = members.get(field).filter(|value| !value.is_null()) else {
             continue;
         };
         if let Err(problem) = expected.check(field, value) {
             wrong.push(format!("{name:?}: {problem}; the default is used"));
             if let Value::Object(sound) = sound.to_mut() {
-                sound.remove(*field);
+                sound.remove(field);
             }
         }
     }

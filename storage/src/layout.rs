@@ -274,8 +274,8 @@ pub struct FixedFiles {
 /// Lists a directory whose files must all have `size` bytes and names of 20 digits that are
 /// multiples of it, without gaps; `key` is the configuration key of the size. A directory that
 /// does not exist is empty. Directories are left alone, as Apache RocketMQ 5.x leaves them: every
-/// ext4 filesystem has `lost+found` at its top. Links are followed. Anything else is an error, as it
-/// is to Apache RocketMQ.
+/// ext4 filesystem has `lost+found` at its top. Links are followed. Anything else is an error, as
+/// it is to Apache RocketMQ.
 pub fn list_fixed_files(
     directory: &Path,
     size: u64,
@@ -297,7 +297,10 @@ pub fn list_fixed_files(
             })?,
         };
         if metadata.is_dir() {
-            tracing::info!(path = %path.display(), "a directory among log or queue files is left alone");
+            tracing::info!(
+                path = %path.display(),
+                "a directory among log or queue files is left alone"
+            );
             continue;
         }
         if !metadata.is_file() {
