@@ -130,7 +130,8 @@ mod tests {
                 "{wrong:?}"
             );
         }
-        let (sound, wrong) = sound_members("T", &json!(7), &expected);
+        let number = json!(7);
+        let (sound, wrong) = sound_members("T", &number, &expected);
         assert_eq!((sound.as_ref(), wrong.len()), (&json!({}), 1));
     }
 }
