@@ -10,11 +10,12 @@ use serde_json::Value;
 use crate::names;
 use crate::persist::{File, LoadError, Persist, Ticket};
 use crate::state_json::{DataVersion, Generation, JsonWriter};
-use crate::state_members::{Expected, sound_members};
 use crate::traffic::Traffic;
 
+mod loading;
 mod room;
 
+use loading::parse;
 pub use room::{MOST_QUEUES, TopicsFull};
 
 /// Permission bit: readable.
@@ -30,15 +31,6 @@ const CACHED_QUEUES: i32 = 4096;
 
 /// With so many topics none is made automatically any more: their names come from clients.
 const AUTOMATIC_MAX: usize = 100_000;
-/// Members of a topic in the state file that are judged before they are used.
-const MEMBERS: [(&str, Expected); 5] = [
-    ("readQueueNums", Expected::Queues),
-    ("writeQueueNums", Expected::Queues),
-    ("perm", Expected::Int),
-    ("topicSysFlag", Expected::Int),
-    ("order", Expected::Flag),
-];
-
 /// How a topic's messages are tagged; kept, without effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TopicFilterType {
@@ -570,45 +562,6 @@ impl Topics {
         }
         out.finish()
     }
-}
-
-#[derive(Default)]
-struct Loaded {
-    version: DataVersion,
-    generation: Generation,
-    topics: Vec<TopicConfig>,
-}
-
-fn parse(bytes: &[u8]) -> Result<Loaded, String> {
-    let root: Value = saturnmq_net::fastjson::from_file(bytes).map_err(|e| e.to_string())?;
-    let table = root
-        .get("topicConfigTable")
-        .and_then(Value::as_object)
-        .ok_or("it has no topicConfigTable")?;
-    let topics = table
-        .iter()
-        .filter(|(name, _)| {
-            let known = names::is_storable(name);
-            if !known {
-                tracing::warn!(
-                    "topics.json: the name {name:?} is not legal, that topic is left out"
-                );
-            }
-            known
-        })
-        .map(|(name, value)| {
-            let (sound, wrong) = sound_members(name, value, &MEMBERS);
-            for wrong in wrong {
-                tracing::warn!("topics.json: topic {wrong}");
-            }
-            TopicConfig::read(name, &sound)
-        })
-        .collect();
-    Ok(Loaded {
-        version: DataVersion::read(root.get("dataVersion")),
-        generation: Generation::of(root.get("dataVersion")),
-        topics,
-    })
 }
 
 #[cfg(test)]
