@@ -469,7 +469,7 @@ fn a_lost_stretch_of_the_log_holds_a_consumer_up_once_and_not_once_a_message() {
             let whole = (0..6000u32).filter(|number| {
                 let at = u64::from(*number) * size;
                 let hit = |(from, to): &(u64, u64)| at < *to && at + size > *from;
-                number % 2 == queue_id as u32 && !holes.iter().any(|hole| hit(hole))
+                number % 2 == queue_id as u32 && !holes.iter().any(hit)
             });
             let whole =
                 whole.map(|number| (i64::from(number / 2), format!("{number:09}").into_bytes()));
