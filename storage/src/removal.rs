@@ -13,11 +13,12 @@ use std::time::Duration;
 
 use crate::medium::{self, sync_directory};
 
-/// How much is given back at once, in bytes.
-const PIECE: u64 = 32 << 20;
+/// How much is given back at once, in bytes: while the device discards that much, the log's writes
+/// wait.
+const PIECE: u64 = 4 << 20;
 
 /// Rest between two pieces.
-pub(crate) const REST: Duration = Duration::from_millis(20);
+pub(crate) const REST: Duration = Duration::from_millis(5);
 
 /// A file without a name any more, whose space is being given back.
 pub(crate) struct Removal {
