@@ -356,11 +356,22 @@ impl Services {
             let due = delivery.into_iter().chain(check).chain(timers).min();
             self.rounds(now);
             self.context.port.submit();
+            let more = self.read_on() || more;
             if !more {
                 self.sleep(due.unwrap_or(now + LONGEST_SLEEP));
             }
         }
         self.finish();
+    }
+
+    /// Reads ahead of consumers that work through a backlog, a piece at a time; true if there may
+    /// be more to read.
+    fn read_on(&mut self) -> bool {
+        self.context.reader.read_on().unwrap_or_else(|error| {
+            // Whoever needs these bytes is told.
+            tracing::debug!(%error, "reading ahead failed");
+            false
+        })
     }
 
     /// Waits for the appends in flight, so that what they delivered is not delivered again.
@@ -447,6 +458,7 @@ impl Services {
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP;
             sweep(broker);
+            self.context.reader.rest();
         }
         if now >= self.context.next_retention
             && let Err(error) = self.context.retention(false)

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::format::names::is_directory_name;
+use crate::side_by_side;
 
 /// Digits of the name of a commit-log or consume-queue file.
 pub const NAME_DIGITS: usize = 20;
@@ -348,34 +349,42 @@ pub fn list_fixed_files(
 /// Topic and queue id of every queue directory. Sub-directories whose name is no number are
 /// left alone, as Apache RocketMQ leaves them.
 pub fn list_queues(consume_queues: &Path) -> Result<Vec<(String, i32)>, LayoutError> {
-    let mut queues = Vec::new();
     if consume_queues.join("CURRENT").is_file() {
         return Err(LayoutError::RocksDb {
             path: consume_queues.into(),
         });
     }
-    for topic_path in entries(consume_queues)? {
-        // The second is there, and unreadable, at the top of every ext4 filesystem.
-        if !topic_path.is_dir() || topic_path.ends_with("lost+found") {
-            continue;
-        }
-        let name = topic_path.file_name().and_then(|name| name.to_str());
-        let Some(topic) = name else {
-            return Err(LayoutError::Foreign {
-                path: topic_path,
-                why: "its name is not UTF-8",
-            });
-        };
-        for queue_path in entries(&topic_path)? {
-            let name = queue_path.file_name().and_then(|name| name.to_str());
-            if let Some(queue_id) = name.and_then(|name| name.parse::<i32>().ok())
-                && queue_path.is_dir()
-            {
-                queues.push((topic.to_owned(), queue_id));
-            }
-        }
+    let topics = entries(consume_queues)?;
+    let mut queues = Vec::new();
+    for found in side_by_side::map(&topics, |path| queues_of_topic(path)) {
+        queues.append(&mut found?);
     }
     queues.sort();
+    Ok(queues)
+}
+
+/// The queues of what may be a topic's directory.
+fn queues_of_topic(path: &Path) -> Result<Vec<(String, i32)>, LayoutError> {
+    // The second is there, and unreadable, at the top of every ext4 filesystem.
+    if !path.is_dir() || path.ends_with("lost+found") {
+        return Ok(Vec::new());
+    }
+    let name = path.file_name().and_then(|name| name.to_str());
+    let Some(topic) = name else {
+        return Err(LayoutError::Foreign {
+            path: path.into(),
+            why: "its name is not UTF-8",
+        });
+    };
+    let mut queues = Vec::new();
+    for queue_path in entries(path)? {
+        let name = queue_path.file_name().and_then(|name| name.to_str());
+        if let Some(queue_id) = name.and_then(|name| name.parse::<i32>().ok())
+            && queue_path.is_dir()
+        {
+            queues.push((topic.to_owned(), queue_id));
+        }
+    }
     Ok(queues)
 }
 

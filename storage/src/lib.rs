@@ -43,6 +43,7 @@ mod presence;
 mod rebuild;
 mod removal;
 mod seeded;
+mod side_by_side;
 mod writer;
 
 #[cfg(test)]

@@ -122,6 +122,34 @@ impl LogWindow {
         self.files.clear();
     }
 
+    /// Memory to read the log at `offset` into, in bytes.
+    pub(crate) fn memory(&self, size: usize, offset: u64) -> Result<AlignedMemory, FileError> {
+        AlignedMemory::new(size).map_err(FileError::at("read", &self.path_of(offset)))
+    }
+
+    /// Fills aligned memory with the log from `start` on, a multiple of [`LARGEST_BLOCK`] from the
+    /// start of its file; returns how many bytes that is. `None` if there is no such file, or
+    /// nothing in it that may be read.
+    pub(crate) fn read_into(
+        &mut self,
+        start: u64,
+        target: &mut [u8],
+        limits: WindowLimits,
+    ) -> Result<Option<usize>, FileError> {
+        let base = self.base_of(start);
+        let Some(index) = self.open(base, base >= limits.active_base)? else {
+            return Ok(None);
+        };
+        let opened = &self.files[index];
+        let most = (base + self.file_size - start).min(target.len() as u64) as usize;
+        let target = &mut target[..most.next_multiple_of(ALIGNMENT)];
+        let read = read_at(&opened.file, target, start - base)
+            .map_err(FileError::at("read", &opened.path))?;
+        let readable = limits.end.saturating_sub(start);
+        let len = (read.min(most) as u64).min(readable) as usize;
+        Ok((len > 0).then_some(len))
+    }
+
     fn fill(&mut self, offset: u64, size: usize, limits: WindowLimits) -> Result<bool, FileError> {
         let base = self.base_of(offset);
         let direct = base >= limits.active_base;

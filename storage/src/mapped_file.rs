@@ -199,6 +199,21 @@ impl MappedFile {
         })
     }
 
+    /// Where data begins at or behind `from`: the file's size if there is only a hole, `from` where
+    /// the file system does not tell.
+    pub fn next_data(&self, from: u64) -> u64 {
+        use rustix::fs::{SeekFrom, seek};
+        let found = match std::fs::File::open(&self.path) {
+            Ok(file) => seek(file, SeekFrom::Data(from)),
+            Err(_) => return from,
+        };
+        match found {
+            Ok(place) => place,
+            Err(rustix::io::Errno::NXIO) => self.size,
+            Err(_) => from,
+        }
+    }
+
     /// When the file was last written, by the file system's clock.
     pub fn modified(&self) -> io::Result<std::time::SystemTime> {
         std::fs::metadata(&self.path)?.modified()

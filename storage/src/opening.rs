@@ -7,15 +7,13 @@
 //! behind that end the log's file holds zeros only.
 
 use std::collections::HashMap;
-use std::io::{self, ErrorKind};
-use std::path::Path;
 use std::sync::Arc;
 
 use crate::checkpoint::CheckpointFile;
 use crate::config::StoreConfig;
-use crate::consume_queue::ConsumeQueueError;
+use crate::consume_queue::{ConsumeQueueError, KnownEnd};
 use crate::dispatch::LastRecord;
-use crate::error::{FileError, OpenError};
+use crate::error::OpenError;
 use crate::format::index_entry::IndexShape;
 use crate::format::record::Record;
 use crate::former_run::FormerRun;
@@ -23,7 +21,6 @@ use crate::index_file::{Index, IndexError};
 use crate::layout::{Layout, LayoutError, list_fixed_files};
 use crate::log_window::{LOOK_BYTES, LogWindow, WindowLimits};
 use crate::mapped_file::MapBudget;
-use crate::medium;
 use crate::queue_table::QueueTable;
 use crate::rebuild::{KnownQueue, KnownQueues, Rebuild};
 use crate::recovery::{Proof, ScanEnd, ScanRange, scan};
@@ -31,10 +28,12 @@ use crate::resume::ResumePoint;
 use crate::seeded::{Fault, seeded};
 use crate::store::OpenReport;
 
+pub(crate) use directories::{make_directories, make_directory};
 use progress::Progress;
 
 mod cached_entries;
 mod cut;
+mod directories;
 mod doubt;
 mod progress;
 mod shrunk;
@@ -56,43 +55,10 @@ pub(crate) struct Recovered {
     pub(crate) last: LastRecord,
     /// Whether something changed since the last resume point.
     pub(crate) changed: bool,
+    /// The resume point on disk, where all that changed stands behind it: then a new one need not
+    /// be waited for.
+    pub(crate) resumed: Option<LastRecord>,
     pub(crate) report: OpenReport,
-}
-
-/// Creates the directories of a store.
-pub(crate) fn make_directories(layout: &Layout) -> Result<(), OpenError> {
-    let directories = [
-        layout.commit_log().to_path_buf(),
-        layout.consume_queues(),
-        layout.index(),
-    ];
-    for path in directories {
-        make_directory(&path)?;
-    }
-    Ok(())
-}
-
-/// Creates one directory, durably, and sees that this user can write to it.
-pub(crate) fn make_directory(path: &Path) -> Result<(), OpenError> {
-    let made = make_durably(path).and_then(|()| {
-        use nix::unistd::{AccessFlags, access};
-        Ok(access(path, AccessFlags::W_OK | AccessFlags::X_OK)?)
-    });
-    made.map_err(|source| match source.kind() {
-        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => OpenError::NotWritable {
-            path: path.to_path_buf(),
-            source,
-        },
-        _ => FileError::at("create", path)(source).into(),
-    })
-}
-
-/// Creates a directory with those above it; the names of all that were missing are synced.
-fn make_durably(path: &Path) -> io::Result<()> {
-    let missing = path.ancestors().take_while(|path| !path.is_dir()).count();
-    medium::make_directories(path)?;
-    let parents = path.ancestors().skip(1).take(missing);
-    parents.into_iter().try_for_each(medium::sync_directory)
 }
 
 /// One walk along the log.
@@ -110,6 +76,8 @@ struct Opening<'a> {
     layout: &'a Layout,
     /// Bases of the log files.
     bases: Vec<u64>,
+    /// The queues that have a directory.
+    queues: Vec<(String, i32)>,
     former: FormerRun,
     /// Store time, in milliseconds, below which Apache had synced every record; 0 if unknown.
     synced_before: i64,
@@ -119,6 +87,8 @@ struct Opening<'a> {
     /// Log offset up to which a former run had synced the log; 0 if unknown.
     known_to: u64,
     window: LogWindow,
+    /// Whether entries below the resume point were made again.
+    whole: bool,
     /// Records that the last walk missed in the index.
     unindexed: u64,
     /// One for queues and index together.
@@ -130,7 +100,7 @@ struct Opening<'a> {
 pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered, OpenError> {
     let size = config.commit_log_file_size;
     let found = list_fixed_files(layout.commit_log(), size, "mappedFileSizeCommitLog")?;
-    crate::layout::list_queues(&layout.consume_queues())?;
+    let queues = crate::layout::list_queues(&layout.consume_queues())?;
     if let Some(path) = found.empty_last {
         cut::remove(&path)?;
     }
@@ -141,12 +111,14 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
         config,
         layout,
         bases,
+        queues,
         former,
         synced_before: checkpoint.stored().log_timestamp,
         resume: None,
         known: KnownQueues::new(),
         known_to: 0,
         window: LogWindow::new(layout.commit_log(), size),
+        whole: false,
         unindexed: 0,
         budget: MapBudget::new(config.max_mappings.min(host_mappings() / 4 * 3)),
         report: OpenReport {
@@ -241,17 +213,18 @@ impl Opening<'_> {
         let cut = self.cut_entries(&table, &index, log_end)?;
         self.cut_log(&found)?;
         let floors = self.set_offsets(&table);
-        let last = match (found.last, &self.resume) {
+        let resumed = self.resume.as_ref().map(|point| LastRecord {
+            start: point.last_record,
+            end: point.log_offset,
+            timestamp: point.last_timestamp,
+        });
+        let last = match (found.last, resumed) {
             (Some((start, timestamp)), _) => LastRecord {
                 start,
                 end: found.last_end,
                 timestamp,
             },
-            (None, Some(point)) => LastRecord {
-                start: point.last_record,
-                end: point.log_offset,
-                timestamp: point.last_timestamp,
-            },
+            (None, Some(point)) => point,
             (None, None) => LastRecord {
                 start: self.log_min(),
                 end: self.log_min(),
@@ -277,6 +250,7 @@ impl Opening<'_> {
             log_min: report.log_start,
             log_end,
             last,
+            resumed: resumed.filter(|_| !self.whole && !cut),
             changed: !believed || cut || report.rebuilt_entries > 0,
             report,
         })
@@ -296,16 +270,18 @@ impl Opening<'_> {
     }
 
     fn open_queues_once(&self) -> Result<Arc<QueueTable>, OpenError> {
+        let (log_min, known) = (self.log_min(), &self.known);
         let believe_ends = self.resume.is_some() && !self.in_doubt();
         let known = |topic: &str, queue_id| {
-            let queue = self.known.get(topic)?.get(&queue_id)?;
-            believe_ends.then_some(queue.max)
+            let max = known.get(topic)?.get(&queue_id)?.max;
+            believe_ends.then_some(KnownEnd { max, log_min })
         };
         let table = QueueTable::open_knowing(
             self.layout.consume_queues(),
             self.config.queue_file_size(),
             Arc::clone(&self.budget),
-            self.log_min(),
+            &self.queues,
+            log_min,
             &known,
         )?;
         let believed_to = match &self.resume {
@@ -410,6 +386,7 @@ impl Opening<'_> {
         cached_entries::sync(self.layout)?;
         pass.from = self.log_min();
         pass.whole = true;
+        self.whole = true;
         let again = self.scan_once(table, index_again, &pass)?;
         if again.end != found.end {
             let (first, second) = (found.end, again.end);

@@ -16,6 +16,7 @@ use crate::layout;
 use crate::mapped_file::MapBudget;
 use crate::mapping::MappingError;
 use crate::medium;
+use crate::side_by_side;
 
 mod remembered;
 
@@ -133,6 +134,11 @@ impl Queue {
     /// `tail_start`.
     pub fn is_recent(&self, offset: i64, tail_start: u64) -> bool {
         self.files.is_recent(offset, tail_start)
+    }
+
+    /// Has the next entries from `offset` on in memory; waits for the disk.
+    pub(crate) fn make_ready(&self, offset: i64) {
+        self.files.make_ready(offset);
     }
 
     /// Queue offset of the first entry in the file after the one that holds `offset`.
@@ -272,38 +278,37 @@ impl QueueTable {
         file_size: u64,
         budget: Arc<MapBudget>,
     ) -> Result<Self, ConsumeQueueError> {
-        Self::open_knowing(directory, file_size, budget, 0, &|_, _| None)
+        let directory = directory.into();
+        let queues = layout::list_queues(&directory)?;
+        Self::open_knowing(directory, file_size, budget, &queues, 0, &|_, _| None)
     }
 
-    /// As [`QueueTable::open`] for a log that begins at `log_min`, without searching the ends that
-    /// `known` gives by topic and queue id, where the files agree with them.
+    /// As [`QueueTable::open`] for these queues of a log that begins at `log_min`; ends that
+    /// `known` gives by topic and queue id are not searched where the files agree with them.
     pub fn open_knowing(
         directory: impl Into<PathBuf>,
         file_size: u64,
         budget: Arc<MapBudget>,
+        queues: &[(String, i32)],
         log_min: u64,
-        known: &dyn Fn(&str, i32) -> Option<i64>,
+        known: &(dyn Fn(&str, i32) -> Option<KnownEnd> + Sync),
     ) -> Result<Self, ConsumeQueueError> {
         let table = Self::new(directory, file_size, budget);
-        for (topic, queue_id) in layout::list_queues(&table.directory)? {
-            let (place, size, budget) = (&table.directory, table.file_size, &table.budget);
-            let files = match known(&topic, queue_id) {
-                Some(max) => {
-                    let known = KnownEnd { max, log_min };
-                    ConsumeQueue::open_ending(place, &topic, queue_id, size, budget, known)?
-                }
-                None => None,
+        let (place, size, budget) = (&table.directory, table.file_size, &table.budget);
+        let looked_at = side_by_side::map(queues, |(topic, queue_id)| {
+            let Some(known) = known(topic, *queue_id) else {
+                return Ok(None);
             };
-            let files = match files {
-                Some(files) => files,
-                None => {
-                    let files = ConsumeQueue::open(place, &topic, queue_id, size, budget)?;
-                    files.correct_min(log_min)?;
-                    files
-                }
+            ConsumeQueue::look_at_ending(place, topic, *queue_id, size, budget, known)
+        });
+        for ((topic, queue_id), found) in queues.iter().zip(looked_at) {
+            let files = match found? {
+                Some(found) => ConsumeQueue::cut_ending(found)?,
+                None => ConsumeQueue::open(place, topic, *queue_id, size, budget)
+                    .and_then(|files| files.correct_min(log_min).map(|()| files))?,
             };
             let changes = table.lock();
-            let queue = table.insert(&changes, &topic, queue_id, files);
+            let queue = table.insert(&changes, topic, *queue_id, files);
             queue.set_next_offset(queue.max_offset());
         }
         Ok(table)

@@ -22,11 +22,13 @@ mod look;
 mod lookup;
 mod lost;
 pub(crate) mod mending;
+mod pieces;
 
 pub use lookup::{InMemory, TimeBoundary};
 
 use look::{Found, check_copied, is_body_damage};
 use mending::Mending;
+pub(crate) use pieces::Pieces;
 
 /// Entries taken from a queue at a time.
 const ENTRY_BATCH: usize = 64;
@@ -104,6 +106,30 @@ pub enum PullOutcome {
     Cold,
 }
 
+/// What a pull asks for.
+#[derive(Clone, Copy)]
+pub struct PullRequest<'a> {
+    /// The queue.
+    pub queue: &'a Queue,
+    /// Queue offset of the first message wanted.
+    pub offset: i64,
+    /// Most messages wanted; at least one is tried.
+    pub max_count: i32,
+    /// Which ones.
+    pub filter: &'a dyn PullFilter,
+    /// What ends it otherwise.
+    pub limits: &'a PullLimits,
+}
+
+/// Where a pull may read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// Where nothing is waited for.
+    Memory,
+    /// Everywhere.
+    Disk,
+}
+
 /// Which messages a pull wants. Tag codes collide, so what passes may still not be wanted.
 pub trait PullFilter {
     /// Whether an entry with this tags field may be wanted.
@@ -143,6 +169,7 @@ pub(crate) struct ReadShared {
     pub(crate) table: Arc<QueueTable>,
     pub(crate) delay_levels_ms: Vec<u64>,
     pub(crate) mending: Mending,
+    pub(crate) pieces: Pieces,
 }
 
 /// Reads one store for one thread.
@@ -150,12 +177,14 @@ pub struct StoreReader {
     shared: Arc<ReadShared>,
     tail: TailReader,
     window: LogWindow,
+    pieces: pieces::PieceUse,
     entries: Vec<ConsumeEntry>,
 }
 
 /// How far a pull has come.
 struct PullState {
     pulled: Pulled,
+    reach: Reach,
     /// Entries at or after the pull's offset that were looked at.
     looked_at: usize,
 }
@@ -176,51 +205,39 @@ impl StoreReader {
             shared,
             tail,
             window,
+            pieces: pieces::PieceUse::default(),
             entries: Vec::with_capacity(ENTRY_BATCH),
         }
     }
 
-    /// Reads messages of `queue` from `offset` on into `out`, at most `max_count` (at least one is
-    /// tried), from memory alone (docs/behaviour.md, "Reading a queue").
+    /// Reads messages into `out` from memory alone (docs/behaviour.md, "Reading a queue").
     pub fn pull(
         &mut self,
-        queue: &Queue,
-        offset: i64,
-        max_count: i32,
-        filter: &dyn PullFilter,
-        limits: &PullLimits,
+        request: &PullRequest<'_>,
         out: &mut Vec<u8>,
     ) -> Result<PullOutcome, ReadError> {
-        self.pull_from(queue, offset, max_count, filter, limits, out, false)
+        self.pull_from(request, Reach::Memory, out)
     }
 
     /// As [`StoreReader::pull`], also from disk; may wait for it. For the services thread.
     pub fn pull_cold(
         &mut self,
-        queue: &Queue,
-        offset: i64,
-        max_count: i32,
-        filter: &dyn PullFilter,
-        limits: &PullLimits,
+        request: &PullRequest<'_>,
         out: &mut Vec<u8>,
     ) -> Result<Pulled, ReadError> {
-        match self.pull_from(queue, offset, max_count, filter, limits, out, true)? {
+        match self.pull_from(request, Reach::Disk, out)? {
             PullOutcome::Ready(pulled) => Ok(pulled),
             PullOutcome::Cold => unreachable!("a cold pull reads from disk"),
         }
     }
 
-    #[allow(clippy::too_many_arguments)] // the six of a pull, and where it may read
     fn pull_from(
         &mut self,
-        queue: &Queue,
-        offset: i64,
-        max_count: i32,
-        filter: &dyn PullFilter,
-        limits: &PullLimits,
+        request: &PullRequest<'_>,
+        reach: Reach,
         out: &mut Vec<u8>,
-        cold: bool,
     ) -> Result<PullOutcome, ReadError> {
+        let PullRequest { queue, offset, .. } = *request;
         let (min, max) = (queue.min_offset(), queue.max_offset());
         let mut pulled = Pulled {
             status: PullStatus::NoMatchedMessage,
@@ -237,20 +254,14 @@ impl StoreReader {
             pulled.next_begin = next_begin;
             return Ok(PullOutcome::Ready(pulled));
         }
-        let request = PullRequest {
-            queue,
-            offset,
-            max_count,
-            filter,
-            limits,
-            cold,
-        };
         let before = out.len();
+        self.pieces.used = false;
         let mut state = PullState {
             pulled,
+            reach,
             looked_at: 0,
         };
-        match self.scan_entries(&request, &mut state, out)? {
+        match self.scan_entries(request, &mut state, out)? {
             EntryStep::Cold => {
                 out.truncate(before);
                 Ok(PullOutcome::Cold)
@@ -275,7 +286,8 @@ impl StoreReader {
         let end = state.pulled.max.min(file_end);
         let most =
             (request.limits.max_filter_bytes / ENTRY_SIZE).max(request.max_count.max(1) as usize);
-        if !request.cold && !request.queue.is_recent(request.offset, self.tail.start()) {
+        let in_memory = state.reach == Reach::Memory;
+        if in_memory && !request.queue.is_recent(request.offset, self.tail.start()) {
             return Ok(EntryStep::Cold);
         }
         let mut entries = std::mem::take(&mut self.entries);
@@ -286,12 +298,12 @@ impl StoreReader {
                 .min(most - state.looked_at)
                 .min((end - at) as usize);
             entries.clear();
-            let looked = match request.cold {
-                true => request
+            let looked = match state.reach {
+                Reach::Disk => request
                     .queue
                     .entries(at, wanted, &mut entries)
                     .map(|()| true),
-                false => request.queue.mapped_entries(at, wanted, &mut entries),
+                Reach::Memory => request.queue.mapped_entries(at, wanted, &mut entries),
             };
             match looked {
                 Ok(true) => {}
@@ -323,6 +335,9 @@ impl StoreReader {
             }
         }
         self.entries = entries;
+        if state.reach == Reach::Disk && self.pieces.used {
+            request.queue.make_ready(at);
+        }
         if state.looked_at == 0 && matches!(outcome, Ok(EntryStep::Next)) {
             state.pulled.status = PullStatus::OffsetFoundNull;
             state.pulled.next_begin = file_end;
@@ -344,6 +359,12 @@ impl StoreReader {
     pub fn release_expired(&mut self) {
         let log_min = self.shared.min_log_offset.load(Ordering::SeqCst);
         self.window.close_below(log_min);
+    }
+
+    /// Gives up what was read ahead and is of no use to anybody now.
+    pub fn rest(&mut self) {
+        self.release_expired();
+        self.release_pieces();
     }
 
     /// Appends the record at log offset `offset` to `out`. False if no record begins there, or it
@@ -426,16 +447,6 @@ fn size_in(head: &[u8; HEAD_BYTES], offset: u64) -> Option<usize> {
     let size = i32::from_be_bytes([head[0], head[1], head[2], head[3]]);
     let size = usize::try_from(size).ok()?;
     (in_place && known && size > HEAD_BYTES).then_some(size)
-}
-
-/// One pull's parameters.
-struct PullRequest<'a> {
-    queue: &'a Queue,
-    offset: i64,
-    max_count: i32,
-    filter: &'a dyn PullFilter,
-    limits: &'a PullLimits,
-    cold: bool,
 }
 
 /// Bytes to read from disk at a time for an entry: much where the queue's next record is near, else

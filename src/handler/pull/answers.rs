@@ -3,7 +3,7 @@
 use saturnmq_net::encode::{Encoder, LateResponse};
 use saturnmq_storage::config::PullLimits;
 use saturnmq_storage::error::ReadError;
-use saturnmq_storage::reader::{PullOutcome, PullStatus, Pulled, StoreReader};
+use saturnmq_storage::reader::{PullOutcome, PullRequest, PullStatus, Pulled, StoreReader};
 
 use super::Pull;
 use crate::handler::{PULL_NOT_FOUND, PULL_OFFSET_MOVED, PULL_RETRY_IMMEDIATELY};
@@ -15,17 +15,17 @@ pub fn found(
     reader: &mut StoreReader,
     limits: &PullLimits,
 ) -> Result<PullOutcome, ReadError> {
-    frame(out, pull, |body| {
-        let filter = pull.filter.get();
-        reader.pull(
-            &pull.queue,
-            pull.scanned,
-            pull.max_count,
-            filter,
-            limits,
-            body,
-        )
-    })
+    frame(out, pull, |body| reader.pull(&request(pull, limits), body))
+}
+
+fn request<'a>(pull: &'a Pull, limits: &'a PullLimits) -> PullRequest<'a> {
+    PullRequest {
+        queue: &pull.queue,
+        offset: pull.scanned,
+        max_count: pull.max_count,
+        filter: pull.filter.get(),
+        limits,
+    }
 }
 
 /// As [`found`], on the services thread, where old log pages may be read.
@@ -36,16 +36,8 @@ pub fn found_cold(
     limits: &PullLimits,
 ) -> Result<PullOutcome, ReadError> {
     frame(out, pull, |body| {
-        let filter = pull.filter.get();
         reader
-            .pull_cold(
-                &pull.queue,
-                pull.scanned,
-                pull.max_count,
-                filter,
-                limits,
-                body,
-            )
+            .pull_cold(&request(pull, limits), body)
             .map(PullOutcome::Ready)
     })
 }

@@ -8,6 +8,9 @@ use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
 use crate::mapped_file::MappedFile;
 use crate::mapping::MappingError;
 
+/// Unit in which holes are looked for, in bytes.
+const PAGE: u64 = 4096;
+
 /// Bytes behind the end that are made zero when a queue is opened or cut.
 const CLEAN_BEHIND: u64 = 64 * 1024;
 
@@ -245,9 +248,10 @@ impl ConsumeQueue {
         };
         let to = (place + (former - end) as u64 * ENTRY + CLEAN_BEHIND).min(self.file_size);
         let mut bytes = [0; STEP * ENTRY_SIZE];
-        let mut at = place;
+        let (mut at, page_end) = (place, (place + 1).next_multiple_of(PAGE));
         while at < to {
-            let len = (to - at).min(bytes.len() as u64);
+            let stop = if at < page_end { page_end.min(to) } else { to };
+            let len = (stop - at).min(bytes.len() as u64);
             let part = &mut bytes[..len as usize];
             file.read_at(at, part)?;
             if part.iter().any(|byte| *byte != 0) {
@@ -256,6 +260,10 @@ impl ConsumeQueue {
                 unsynced.add(position + (at - place), len);
             }
             at += len;
+            if at == page_end && at < to {
+                // Each page of a hole would cost a fault.
+                at = file.next_data(at);
+            }
         }
         Ok(())
     }

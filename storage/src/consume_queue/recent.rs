@@ -1,11 +1,22 @@
-//! Which entries of a queue are young: their records may still be in the tail, and this process
-//! wrote them a short while ago, so that looking at them waits for nothing.
+//! Which entries of a queue can be looked at without waiting for the disk: young ones, whose
+//! records may still be in the tail and which this process wrote a short while ago; and those that
+//! were made ready for a reader that works through a backlog.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use super::ConsumeQueue;
+use super::{ConsumeQueue, ENTRY};
+
+/// Entries made ready at a time: 16 pages.
+const READY: i64 = 3200;
+/// Entries of which one is looked at to have their page in memory.
+const PER_PAGE: usize = 4096 / ENTRY as usize;
+/// How long a page that was just looked at counts as being in memory.
+const STAYS: Duration = Duration::from_millis(500);
+
+static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Marks that a tail's length is divided into.
 const MARKS: u64 = 32;
@@ -17,6 +28,9 @@ pub(super) struct Recent {
     from: AtomicI64,
     /// Log offset from which the next mark is due.
     next_mark: AtomicU64,
+    /// Queue offsets from which and to before which entries were made ready, and until when that
+    /// counts, in milliseconds since `BEGUN`. Torn, they cost a page fault.
+    ready: [AtomicI64; 3],
     /// Queue offset and log offset of some entries, oldest first.
     marks: Mutex<VecDeque<(i64, u64)>>,
 }
@@ -26,6 +40,7 @@ impl Default for Recent {
         Recent {
             from: AtomicI64::new(i64::MAX),
             next_mark: AtomicU64::new(0),
+            ready: Default::default(),
             marks: Mutex::default(),
         }
     }
@@ -63,6 +78,33 @@ impl ConsumeQueue {
     /// Whether the entry at `offset` and those behind it are young while the tail begins at
     /// `tail_start`: looking at them waits for no disk.
     pub fn is_recent(&self, offset: i64, tail_start: u64) -> bool {
-        offset >= self.recent.from.load(Ordering::Acquire) && self.log_end() > tail_start
+        let young = offset >= self.recent.from.load(Ordering::Acquire);
+        (young && self.log_end() > tail_start) || self.is_ready(offset)
+    }
+
+    fn is_ready(&self, offset: i64) -> bool {
+        let [from, to, until] = &self.recent.ready;
+        (from.load(Ordering::Acquire)..to.load(Ordering::Acquire)).contains(&offset)
+            && BEGUN.elapsed().as_millis() < until.load(Ordering::Acquire) as u128
+    }
+
+    /// Has the next entries from `offset` on in memory; waits for the disk.
+    pub fn make_ready(&self, offset: i64) {
+        let end = self.max_offset().min(self.next_file_offset(offset));
+        let to = offset.saturating_add(READY).min(end);
+        if offset < self.min_offset() || offset >= to {
+            return;
+        }
+        for at in (offset..to).step_by(PER_PAGE).chain([to - 1]) {
+            // Whoever reads them is told what is wrong.
+            if self.raw_entry(at).is_err() {
+                return;
+            }
+        }
+        let until = BEGUN.elapsed().saturating_add(STAYS).as_millis();
+        let [from, end, time] = &self.recent.ready;
+        from.store(offset, Ordering::Release);
+        end.store(to, Ordering::Release);
+        time.store(i64::try_from(until).unwrap_or(0), Ordering::Release);
     }
 }

@@ -45,10 +45,8 @@ impl ConsumeQueue {
         Ok(())
     }
 
-    /// Opens a queue whose end is known, with a look at its first and last entry. What stands
-    /// behind the end goes: a crash left it, and the log tells what belongs there. No file is
-    /// mapped if there is nothing. `None` if the queue does not reach its end: then
-    /// [`ConsumeQueue::open`] it.
+    /// As [`ConsumeQueue::look_at_ending`]; what stands behind the end goes: a crash left it, and
+    /// the log tells what belongs there.
     pub fn open_ending(
         consume_queues: &Path,
         topic: &str,
@@ -57,10 +55,34 @@ impl ConsumeQueue {
         budget: &Arc<MapBudget>,
         known: KnownEnd,
     ) -> Result<Option<Self>, ConsumeQueueError> {
+        let found =
+            Self::look_at_ending(consume_queues, topic, queue_id, file_size, budget, known)?;
+        found.map(Self::cut_ending).transpose()
+    }
+
+    /// Removes what [`ConsumeQueue::look_at_ending`] saw behind the end.
+    pub(crate) fn cut_ending((queue, goes_on): (Self, bool)) -> Result<Self, ConsumeQueueError> {
+        if goes_on {
+            queue.cut_to(queue.max_offset())?;
+        }
+        Ok(queue)
+    }
+
+    /// Opens a queue whose end is known, with a look at its first and last entry; nothing is
+    /// changed. True if something stands behind the end. No file is mapped if there is nothing.
+    /// `None` if the queue does not reach its end: then [`ConsumeQueue::open`] it.
+    pub(crate) fn look_at_ending(
+        consume_queues: &Path,
+        topic: &str,
+        queue_id: i32,
+        file_size: u64,
+        budget: &Arc<MapBudget>,
+        known: KnownEnd,
+    ) -> Result<Option<(Self, bool)>, ConsumeQueueError> {
         let queue = Self::empty(consume_queues, topic, queue_id, file_size, budget);
         let found = layout::list_fixed_files(queue.directory()?, file_size, SIZE_KEY)?;
         let Some(first) = found.files.first() else {
-            return Ok((known.max == 0).then_some(queue));
+            return Ok((known.max == 0).then_some((queue, false)));
         };
         if found.empty_last.is_some() || known.max <= 0 {
             return Ok(None);
@@ -86,15 +108,13 @@ impl ConsumeQueue {
         let all_kept = first_entry
             .is_some_and(|entry| !entry.is_pre_blank() && entry.physical_offset >= known.log_min);
         queue.adopt(found.files, known.max, last_entry);
-        if goes_on {
-            queue.cut_to(known.max)?;
-        } else if last_entry.is_pre_blank() {
+        if last_entry.is_pre_blank() {
             queue.set_end(known.max)?;
         }
         if !all_kept {
             queue.correct_min(known.log_min)?;
         }
-        Ok(Some(queue))
+        Ok(Some((queue, goes_on)))
     }
 
     /// Takes over the files of a queue that ends behind `last`.
@@ -255,5 +275,37 @@ mod tests {
         let queue = queue(dir.path(), &[0, 1, 2, 50]);
         queue.cut_to(40).unwrap();
         assert_eq!((queue.max_offset(), queue.log_end()), (40, entry(2).end()));
+    }
+
+    #[test]
+    fn holes_behind_the_end_that_a_crash_left_are_not_read() {
+        const LARGE: u64 = 400_000;
+        let dir = tempfile::tempdir().unwrap();
+        for (entries, max) in [(100, 100), (204, 204), (6, 5), (300, 299), (19_000, 18_000)] {
+            let dir = dir.path().join(entries.to_string());
+            let queue = ConsumeQueue::empty(&dir, "T", 0, LARGE, &MapBudget::new(10));
+            for offset in 0..entries {
+                queue.append(offset, entry(offset as u64)).unwrap();
+            }
+            drop(queue);
+            let path = dir.join("T/0").join(layout::file_name(0));
+            let blocks = || {
+                use std::os::unix::fs::MetadataExt;
+                std::fs::metadata(&path).unwrap().blocks()
+            };
+            let before = blocks();
+            let (known, budget) = (KnownEnd { max, log_min: 0 }, MapBudget::new(10));
+            let queue = ConsumeQueue::open_ending(&dir, "T", 0, LARGE, &budget, known);
+            let queue = queue.unwrap().unwrap();
+            assert_eq!(queue.max_offset(), max);
+            assert_eq!(budget.mapped(), usize::from(max < entries), "{entries}");
+            assert_eq!(blocks(), before);
+            let bytes = std::fs::read(&path).unwrap();
+            assert!(
+                bytes[max as usize * ENTRY_SIZE..]
+                    .iter()
+                    .all(|byte| *byte == 0)
+            );
+        }
     }
 }

@@ -14,6 +14,7 @@ pub const ALIGNMENT: usize = 4096;
 const HUGE_FROM: usize = 2 << 20;
 
 /// A fixed piece of anonymous memory, aligned to [`ALIGNMENT`] and zeroed at first.
+#[derive(Debug)]
 pub struct AlignedMemory {
     start: NonNull<u8>,
     size: NonZeroUsize,
@@ -85,6 +86,32 @@ impl AlignedMemory {
         // SAFETY: the mapping is `size` readable and writable bytes, and `&mut self` excludes other
         // access.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.size.get()) }
+    }
+}
+
+/// Memory that is not written to any more, so that many may read it.
+#[derive(Debug)]
+pub struct FrozenMemory(AlignedMemory);
+
+impl AlignedMemory {
+    /// From now on it is only read.
+    pub fn freeze(self) -> FrozenMemory {
+        FrozenMemory(self)
+    }
+}
+
+impl FrozenMemory {
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        let AlignedMemory { start, size } = &self.0;
+        // SAFETY: the mapping is `size` readable bytes, and nobody writes to them: the value was
+        // given away whole, and gives its pointer to nobody.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), size.get()) }
+    }
+
+    /// The memory, to be written again.
+    pub fn into_memory(self) -> AlignedMemory {
+        self.0
     }
 }
 

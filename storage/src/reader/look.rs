@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::mending::{Hope, ask, belongs};
-use super::{EntryStep, PullRequest, PullState, PullStatus, Pulled, StoreReader};
+use super::pieces::OVERLAP;
+use super::{EntryStep, PullRequest, PullState, PullStatus, Pulled, Reach, StoreReader};
 use crate::dispatch::{SCHEDULE_TOPIC, entry_tags_code};
 use crate::error::ReadError;
 use crate::format::consume_entry::ConsumeEntry;
@@ -21,6 +22,7 @@ impl StoreReader {
         ahead: usize,
         out: &mut Vec<u8>,
     ) -> Result<EntryStep, ReadError> {
+        let reach = state.reach;
         let pulled = &mut state.pulled;
         let log_end = self.shared.watermarks.acknowledged();
         let behind = log_end.saturating_sub(entry.physical_offset);
@@ -30,7 +32,7 @@ impl StoreReader {
         }
         pulled.far_behind = !in_memory;
         if entry == ConsumeEntry::DAMAGED {
-            return self.wrong_entry(request, pulled, at);
+            return self.wrong_entry(request, reach, pulled, at);
         }
         if !request.filter.matches_code(entry.tags_code) {
             return Ok(EntryStep::Next);
@@ -43,7 +45,9 @@ impl StoreReader {
         let (offset, size) = (entry.physical_offset, entry.size as usize);
         let found = if self.tail.copy(offset, size, out) {
             check_copied(&out[before..], offset, offset < self.shared.loaded_end)
-        } else if request.cold {
+        } else if self.copy_piece(offset, size, out) {
+            check_copied(&out[before..], offset, true)
+        } else if reach == Reach::Disk {
             self.read_cold(offset, size, ahead, out)?
         } else if pulled.count > 0 {
             return Ok(EntryStep::Full);
@@ -57,15 +61,16 @@ impl StoreReader {
         };
         if let Some(problem) = problem {
             out.truncate(before);
-            return self.unreadable(request, pulled, (at, entry), &problem);
+            return self.unreadable(request, state, (at, entry), &problem);
         }
         let Ok(record) = Record::decode(&out[before..]) else {
             out.truncate(before);
-            return self.wrong_entry(request, pulled, at);
+            return self.wrong_entry(request, reach, pulled, at);
         };
-        if !is_entry_of(&record, entry, request, at) {
+        let from_disk = reach == Reach::Disk || self.pieces.used;
+        if !is_entry_of(&record, entry, request, at, from_disk) {
             out.truncate(before);
-            return self.wrong_entry(request, pulled, at);
+            return self.wrong_entry(request, reach, pulled, at);
         }
         if request.filter.needs_record() && !request.filter.matches_record(&record) {
             out.truncate(before);
@@ -82,17 +87,18 @@ impl StoreReader {
     fn unreadable(
         &self,
         request: &PullRequest<'_>,
-        pulled: &mut Pulled,
+        state: &mut PullState,
         (at, entry): (i64, ConsumeEntry),
         problem: &RecordError,
     ) -> Result<EntryStep, ReadError> {
+        let PullState { pulled, reach, .. } = state;
         // Retention may have come in between, and shortens what it removed.
         if self.is_removed(request.queue, at, entry)? {
             note_removed(pulled);
             return Ok(EntryStep::Next);
         }
         if !is_body_damage(problem) {
-            return self.wrong_entry(request, pulled, at);
+            return self.wrong_entry(request, *reach, pulled, at);
         }
         pulled.damaged += 1;
         note_removed(pulled);
@@ -124,13 +130,14 @@ impl StoreReader {
     fn wrong_entry(
         &self,
         request: &PullRequest<'_>,
+        reach: Reach,
         pulled: &mut Pulled,
         at: i64,
     ) -> Result<EntryStep, ReadError> {
         if pulled.count > 0 {
             return Ok(EntryStep::Full);
         }
-        if !request.cold {
+        if reach == Reach::Memory {
             return Ok(EntryStep::Cold);
         }
         let end = self.tell_wrong(request.queue, at)?;
@@ -196,6 +203,13 @@ impl StoreReader {
         ahead: usize,
         out: &mut Vec<u8>,
     ) -> Result<Found, ReadError> {
+        if ahead >= SCAN_BYTES && size as u64 <= OVERLAP {
+            let before = out.len();
+            self.read_piece(offset)?;
+            if self.copy_piece(offset, size, out) {
+                return Ok(check_copied(&out[before..], offset, true));
+            }
+        }
         let limits = self.window_limits();
         if size > SCAN_BYTES {
             // Much memory is asked for only where the record itself says so.
@@ -234,13 +248,14 @@ fn is_entry_of(
     entry: ConsumeEntry,
     request: &PullRequest<'_>,
     at: i64,
+    from_disk: bool,
 ) -> bool {
     if !belongs(record, entry.physical_offset, request.queue, at) {
         return false;
     }
     // The delays may have changed since, and addresses of extension units are no hashes.
     let is_hash = entry.tags_code >= i64::from(i32::MIN) && record.topic() != SCHEDULE_TOPIC;
-    !request.cold || !is_hash || entry.tags_code == entry_tags_code(record, &[])
+    !from_disk || !is_hash || entry.tags_code == entry_tags_code(record, &[])
 }
 
 /// What a record's bytes turned out to be.

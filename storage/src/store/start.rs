@@ -1,6 +1,6 @@
 //! Starting the threads of a recovered store.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -21,8 +21,8 @@ use crate::opening::Recovered;
 use crate::preparer::Removals;
 use crate::presence::Presence;
 use crate::queue_table::{QueueTable, RememberedQueues};
-use crate::reader::ReadShared;
 use crate::reader::mending::Mending;
+use crate::reader::{Pieces, ReadShared};
 use crate::tail::{TailReader, TailReaders};
 use crate::watermarks::Watermarks;
 use crate::writer::thread::{Connections, LogStart, launch};
@@ -60,6 +60,7 @@ pub(super) fn start(
     waker: Arc<dyn Waker>,
 ) -> Result<Opened, OpenError> {
     let report = recovered.report.clone();
+    let behind = recovered.changed && recovered.resumed.is_some();
     let (parts, flusher) = Parts::new(config, layout, recovered)?;
     let (connections, receiver) = parts.connections(Arc::clone(&waker));
     let (writer, append_ports) = launch(&parts.config, ports, parts.log_start, connections)?;
@@ -77,6 +78,9 @@ pub(super) fn start(
         writer,
         _lock: lock,
     };
+    if behind {
+        running.flusher.request();
+    }
     Ok(Opened {
         store: Arc::new(parts.into_store(log_end, Some(running))),
         ports: append_ports,
@@ -103,14 +107,16 @@ fn start_dispatcher(
 }
 
 impl Parts {
-    /// The parts of a recovered store, and the flusher, which has made the first resume point if
-    /// recovery changed anything.
+    /// The parts of a recovered store, and the flusher. It has made the first resume point if
+    /// recovery changed anything that the one on disk says; what only stands behind that one costs
+    /// the next start another look, so nobody waits until it is synced.
     pub(crate) fn new(
         config: StoreConfig,
         layout: Layout,
         recovered: Recovered,
     ) -> Result<(Parts, Flusher), OpenError> {
         let (last, log_end) = (recovered.last, recovered.log_end);
+        let made = recovered.resumed.unwrap_or(last);
         let parts = Parts {
             watermarks: Arc::new(Watermarks::new(config.flush, log_end)),
             dispatch: Arc::new(DispatchState::new(last)),
@@ -135,12 +141,13 @@ impl Parts {
             floors: recovered.floors,
             resume_bytes: parts.config.resume_bytes,
             resume_interval: parts.config.resume_interval,
-            made: last,
+            made,
             made_at: Instant::now(),
             candidate: None,
             lost: None,
         };
-        if recovered.changed {
+        parts.dispatch.resumed.store(made.end, Ordering::SeqCst);
+        if recovered.changed && recovered.resumed.is_none() {
             flusher.make(last)?;
         }
         Ok((parts, flusher))
@@ -206,6 +213,7 @@ impl Parts {
             table: Arc::clone(&self.table),
             delay_levels_ms: self.config.delay_levels_ms.clone(),
             mending: Mending::default(),
+            pieces: Pieces::default(),
         });
         let presence = Presence::of(&[self.layout.root(), self.layout.commit_log()]);
         Store {

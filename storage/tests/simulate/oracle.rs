@@ -11,7 +11,7 @@ use crate::disk::faulty::Seed;
 use crate::filter::TagFilter;
 use crate::format::record::{Decoded, Record, decode};
 use crate::layout::file_name;
-use crate::reader::TimeBoundary;
+use crate::reader::{PullRequest, TimeBoundary};
 
 /// A promise that was broken.
 pub type Broken = String;
@@ -359,7 +359,16 @@ impl Oracle {
         let mut out = Vec::new();
         let pulled = engine
             .reader
-            .pull_cold(&queue, from, 32, &TagFilter::All, &limits, &mut out)
+            .pull_cold(
+                &PullRequest {
+                    queue: &queue,
+                    offset: from,
+                    max_count: 32,
+                    filter: &TagFilter::All,
+                    limits: &limits,
+                },
+                &mut out,
+            )
             .map_err(|error| format!("a pull of {place:?} from {from}: {error}"))?;
         require!(pulled.damaged == 0, "damaged records in {place:?}");
         let (mut rest, mut records) = (&out[..], Vec::new());

@@ -12,6 +12,7 @@ use saturnmq_storage::error::ReadError;
 use saturnmq_storage::filter::TagFilter;
 use saturnmq_storage::format::record::Record;
 use saturnmq_storage::queue_table::Queue;
+use saturnmq_storage::reader::PullRequest;
 use saturnmq_storage::store::Opened;
 
 use crate::support::{
@@ -337,7 +338,16 @@ fn read_counting(opened: &Opened, queue: &Queue) -> (BTreeMap<i64, Vec<u8>>, BTr
     while offset < queue.max_offset() {
         assert!(Instant::now() < deadline, "stands at {offset}");
         out.clear();
-        let pulled = match reader.pull_cold(queue, offset, 32, &TagFilter::All, &limits, &mut out) {
+        let pulled = match reader.pull_cold(
+            &PullRequest {
+                queue,
+                offset,
+                max_count: 32,
+                filter: &TagFilter::All,
+                limits: &limits,
+            },
+            &mut out,
+        ) {
             Ok(pulled) => pulled,
             Err(ReadError::Mending { .. }) => {
                 refused.insert(offset);

@@ -11,7 +11,7 @@ use saturnmq_storage::error::ReadError;
 use saturnmq_storage::filter::TagFilter;
 use saturnmq_storage::format::record::Record;
 use saturnmq_storage::queue_table::Queue;
-use saturnmq_storage::reader::StoreReader;
+use saturnmq_storage::reader::{PullRequest, StoreReader};
 use saturnmq_storage::store::Store;
 
 use crate::support::{Sender, open, small_config, wait_dispatched};
@@ -192,7 +192,16 @@ fn read_at(reader: &mut StoreReader, queue: &Queue, at: i64, what: &str) -> Opti
     loop {
         assert!(Instant::now() < deadline, "{what}: no end at {at}");
         out.clear();
-        match reader.pull_cold(queue, at, 1, &TagFilter::All, &limits, &mut out) {
+        match reader.pull_cold(
+            &PullRequest {
+                queue,
+                offset: at,
+                max_count: 1,
+                filter: &TagFilter::All,
+                limits: &limits,
+            },
+            &mut out,
+        ) {
             Ok(_) => break,
             Err(ReadError::Mending { .. }) => std::thread::yield_now(),
             Err(error) => panic!("{what}: {error}"),

@@ -1,6 +1,7 @@
 //! The store as a whole: directories written by Apache's brokers, its own across restarts and
 //! crashes, and readers beside writers.
 
+mod backlog;
 mod crash;
 mod damage;
 mod flips;

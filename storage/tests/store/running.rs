@@ -10,7 +10,7 @@ use saturnmq_storage::dispatch::Waker;
 use saturnmq_storage::error::OpenError;
 use saturnmq_storage::filter::TagFilter;
 use saturnmq_storage::format::record::Record;
-use saturnmq_storage::reader::{PullOutcome, PullStatus, TimeBoundary};
+use saturnmq_storage::reader::{PullOutcome, PullRequest, PullStatus, TimeBoundary};
 use saturnmq_storage::store::{Store, StoreState};
 
 use crate::support::{
@@ -86,7 +86,16 @@ fn pulls_report_where_they_stand() {
     let mut pull = |queue, offset, max| {
         let mut out = Vec::new();
         let pulled = reader
-            .pull(queue, offset, max, &TagFilter::All, &limits, &mut out)
+            .pull(
+                &PullRequest {
+                    queue,
+                    offset,
+                    max_count: max,
+                    filter: &TagFilter::All,
+                    limits: &limits,
+                },
+                &mut out,
+            )
             .expect("pull");
         match pulled {
             PullOutcome::Ready(pulled) => {
@@ -135,7 +144,16 @@ fn a_pull_of_old_entries_is_cold_before_a_queue_file_is_looked_at() {
     std::fs::rename(&path, &aside).expect("move");
     let mut hot = |offset, out: &mut Vec<u8>| {
         reader
-            .pull(&queue, offset, 32, &TagFilter::All, &limits, out)
+            .pull(
+                &PullRequest {
+                    queue: &queue,
+                    offset,
+                    max_count: 32,
+                    filter: &TagFilter::All,
+                    limits: &limits,
+                },
+                out,
+            )
             .expect("no file is opened")
     };
     assert_eq!(hot(0, &mut out), PullOutcome::Cold);
@@ -163,7 +181,16 @@ fn a_pull_keeps_to_byte_limits_and_to_its_queue_file() {
     let mut pull = |offset, limits: &PullLimits| {
         out.clear();
         reader
-            .pull_cold(&queue, offset, 32, &TagFilter::All, limits, &mut out)
+            .pull_cold(
+                &PullRequest {
+                    queue: &queue,
+                    offset,
+                    max_count: 32,
+                    filter: &TagFilter::All,
+                    limits,
+                },
+                &mut out,
+            )
             .expect("pull")
     };
     let limits = PullLimits::default();
@@ -201,7 +228,16 @@ fn a_tag_filter_passes_over_what_it_does_not_want() {
     let mut out = Vec::new();
     let filter = TagFilter::parse(Some("t1")).expect("filter");
     let pulled = reader
-        .pull_cold(&queue, 0, 32, &filter, &limits, &mut out)
+        .pull_cold(
+            &PullRequest {
+                queue: &queue,
+                offset: 0,
+                max_count: 32,
+                filter: &filter,
+                limits: &limits,
+            },
+            &mut out,
+        )
         .expect("pull");
     // Numbers 0, 4, 8, …: every third of them has tag t1, the second one first.
     assert_eq!((pulled.status, pulled.count), (PullStatus::Found, 32));
@@ -211,7 +247,16 @@ fn a_tag_filter_passes_over_what_it_does_not_want() {
     let none = TagFilter::parse(Some("nothing")).expect("filter");
     out.clear();
     let pulled = reader
-        .pull_cold(&queue, 0, 32, &none, &limits, &mut out)
+        .pull_cold(
+            &PullRequest {
+                queue: &queue,
+                offset: 0,
+                max_count: 32,
+                filter: &none,
+                limits: &limits,
+            },
+            &mut out,
+        )
         .expect("pull");
     assert_eq!(
         (pulled.status, pulled.next_begin),
@@ -222,7 +267,16 @@ fn a_tag_filter_passes_over_what_it_does_not_want() {
         ..limits
     };
     let pulled = reader
-        .pull_cold(&queue, 0, 5, &none, &few, &mut out)
+        .pull_cold(
+            &PullRequest {
+                queue: &queue,
+                offset: 0,
+                max_count: 5,
+                filter: &none,
+                limits: &few,
+            },
+            &mut out,
+        )
         .expect("pull");
     assert_eq!(
         (pulled.status, pulled.next_begin),
@@ -405,7 +459,16 @@ fn readers_beside_a_busy_writer_see_every_message_once_and_in_order() {
                 assert!(Instant::now() < deadline, "stuck at {next}");
                 out.clear();
                 let pulled = reader
-                    .pull_cold(&queue, next, 32, &TagFilter::All, &limits, &mut out)
+                    .pull_cold(
+                        &PullRequest {
+                            queue: &queue,
+                            offset: next,
+                            max_count: 32,
+                            filter: &TagFilter::All,
+                            limits: &limits,
+                        },
+                        &mut out,
+                    )
                     .expect("pull");
                 assert_eq!(pulled.damaged, 0);
                 let mut rest = &out[..];

@@ -14,7 +14,7 @@ use saturnmq_storage::filter::TagFilter;
 use saturnmq_storage::format::message::MessageParts;
 use saturnmq_storage::format::record::Record;
 use saturnmq_storage::queue_table::Queue;
-use saturnmq_storage::reader::{PullStatus, StoreReader};
+use saturnmq_storage::reader::{PullRequest, PullStatus, StoreReader};
 use saturnmq_storage::store::{Opened, Store};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -137,7 +137,16 @@ pub fn read_all(reader: &mut StoreReader, queue: &Queue) -> (Vec<Read>, u32) {
     while offset < queue.max_offset() {
         out.clear();
         let pulled = reader
-            .pull_cold(queue, offset, 32, &TagFilter::All, &limits, &mut out)
+            .pull_cold(
+                &PullRequest {
+                    queue,
+                    offset,
+                    max_count: 32,
+                    filter: &TagFilter::All,
+                    limits: &limits,
+                },
+                &mut out,
+            )
             .expect("pull");
         assert!(pulled.next_begin > offset, "a pull moves on: {pulled:?}");
         let mut rest = &out[..];
