@@ -213,6 +213,7 @@ fn per_second(count: u64, elapsed_ms: i64) -> f64 {
 struct TopicSeries {
     puts: Series,
     gets: HashMap<String, Series>,
+    backs: HashMap<String, Series>,
     /// Last round of samples in which the topic was there.
     round: u64,
 }
@@ -381,6 +382,13 @@ impl Stats {
                 let series = sampled.topics.get(topic).and_then(|t| t.gets.get(group));
                 counted.then(|| series.map_or_else(Default::default, |s| s.data(value)))
             }
+            "SNDBCK_PUT_NUMS" => {
+                let (topic, group) = key.split_once('@')?;
+                let counted = traffic(topic)?.known_group(group)?.sent_back() > 0;
+                let sampled = self.lock();
+                let series = sampled.topics.get(topic).and_then(|t| t.backs.get(group));
+                counted.then(|| series.map_or_else(Default::default, |s| s.data(value)))
+            }
             "BROKER_PUT_NUMS" if key == cluster => Some(self.lock().broker_puts.data(value)),
             "BROKER_GET_NUMS" if key == cluster => Some(self.lock().broker_gets.data(value)),
             _ => None,
@@ -428,6 +436,7 @@ impl Sampled {
             let series = TopicSeries {
                 puts: Series::begin(since_ms),
                 gets: HashMap::new(),
+                backs: HashMap::new(),
                 round: self.round,
             };
             self.topics.insert(name.to_owned(), series);
@@ -442,24 +451,37 @@ impl Sampled {
             bytes: traffic.put_bytes(),
             times: traffic.put_messages(),
         });
-        topic
-            .gets
-            .retain(|group, _| groups.iter().any(|(name, _)| **name == **group));
-        for (group, counted) in groups {
-            if !topic.gets.contains_key(&*group) {
-                topic
-                    .gets
-                    .insert(group.to_string(), Series::begin(since_ms));
-            }
-            if let Some(series) = topic.gets.get_mut(&*group) {
-                series.add(Sample {
+        let is_there = |name: &String| groups.iter().any(|(group, _)| **group == **name);
+        topic.gets.retain(|group, _| is_there(group));
+        topic.backs.retain(|group, _| is_there(group));
+        for (group, counted) in &groups {
+            let got = Sample {
+                at_ms,
+                messages: counted.messages(),
+                bytes: counted.bytes(),
+                times: counted.pulls(),
+            };
+            add(&mut topic.gets, group, since_ms, got);
+            if counted.sent_back() > 0 {
+                let back = Sample {
                     at_ms,
-                    messages: counted.messages(),
-                    bytes: counted.bytes(),
-                    times: counted.pulls(),
-                });
+                    messages: counted.sent_back(),
+                    bytes: 0,
+                    times: counted.sent_back(),
+                };
+                add(&mut topic.backs, group, since_ms, back);
             }
         }
+    }
+}
+
+/// Adds a sample to the series of a group.
+fn add(all: &mut HashMap<String, Series>, group: &str, since_ms: i64, sample: Sample) {
+    if !all.contains_key(group) {
+        all.insert(group.to_owned(), Series::begin(since_ms));
+    }
+    if let Some(series) = all.get_mut(group) {
+        series.add(sample);
     }
 }
 
@@ -526,6 +548,11 @@ mod tests {
             (stats.group_tps("T", "g"), stats.topic_tps("T")),
             (3.0, 0.0)
         );
+        assert_eq!(stats.item("SNDBCK_PUT_NUMS", "T@g", "C", find), None);
+        group.send_back();
+        tick(&stats, 20, &traffic);
+        let back = stats.item("SNDBCK_PUT_NUMS", "T@g", "C", find);
+        assert_eq!(back.expect("an item").stats_minute.sum, 1);
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub struct GroupTraffic {
     messages: AtomicU64,
     bytes: AtomicU64,
     pulls: AtomicU64,
+    sent_back: AtomicU64,
     /// Whether it is one of [`PAIRS`].
     is_kept: bool,
 }
@@ -63,6 +64,16 @@ impl GroupTraffic {
     /// Record bytes handed to the group so far.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Counts a message that the group sent back to come again, or to be dead.
+    pub fn send_back(&self) {
+        self.sent_back.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Messages that the group sent back so far.
+    pub fn sent_back(&self) -> u64 {
+        self.sent_back.load(Ordering::Relaxed)
     }
 
     /// Pulls with messages so far.

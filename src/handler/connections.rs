@@ -70,7 +70,8 @@ pub fn all_producers(broker: &Broker, _request: &Request<'_>) -> Answer {
             client_id: member.client_id.to_string(),
             language: member.language.name().to_owned(),
             last_update_timestamp: member.last_seen_ms(),
-            remote_ip: member.peer.to_string(),
+            // As Java prints an address without a name.
+            remote_ip: format!("/{}", member.peer),
             version: member.version,
         };
         let members = group.members().iter().map(info).collect();

@@ -125,9 +125,11 @@ pub fn queue_entries(broker: &Broker, request: &Request<'_>) -> Answer {
         let online = broker.clients.consumer(group)?;
         online.with_view(|view| view.subscriptions.get(topic).cloned())
     });
-    let missing = group
-        .filter(|_| subscription.is_none())
-        .map(|group| format!("{group}@{topic} is not online!"));
+    // Of a group that is online Apache shows the compiled filter here, which only SQL92 has.
+    let filter = group.map(|group| match subscription {
+        Some(_) => "null".to_owned(),
+        None => format!("{group}@{topic} is not online!"),
+    });
     let from = asked.index;
     let count = usize::try_from(asked.count.min(MAX_ENTRIES)).unwrap_or(0);
     Answer::Later(Box::new(move |_| {
@@ -142,7 +144,7 @@ pub fn queue_entries(broker: &Broker, request: &Request<'_>) -> Answer {
             filter.is_some_and(|filter| filter.matches_code(tags_code))
         };
         json_reply(&QueryConsumeQueueResponse {
-            filter_data: missing,
+            filter_data: filter,
             max_queue_index: queue.max_offset(),
             min_queue_index: queue.min_offset(),
             queue_data: entries

@@ -18,6 +18,7 @@ use crate::names;
 use crate::persist::Ticket;
 use crate::services::{Job, ServiceContext, Work};
 use crate::topics::{PERM_WRITE, Topic};
+use crate::traffic::GroupTraffic;
 
 /// A message to send back, its target topics made already.
 struct Back {
@@ -219,12 +220,18 @@ fn append(
         body: record.body(),
         properties: &[&properties],
     };
+    let counted = counted(&broker, back, record);
     let pushed = services.append(
         &queue,
         &parts,
         Box::new(move |services, outcome| {
             let reply = match outcome {
-                Ok(_) => Reply::success(),
+                Ok(_) => {
+                    if let Some(counted) = counted {
+                        counted.send_back();
+                    }
+                    Reply::success()
+                }
                 Err(failure) => Reply::error(SYSTEM_ERROR, failure.to_string()),
             };
             services.reply(slot, reply);
@@ -235,6 +242,13 @@ fn append(
         Err(PushError::Full) => services.reply(slot, Reply::overload()),
         Err(error) => services.reply(slot, failed(&error.to_string())),
     }
+}
+
+/// Where a send-back is counted: for the group in the message's first topic.
+fn counted(broker: &Broker, back: &Back, record: &Record<'_>) -> Option<Arc<GroupTraffic>> {
+    let origin = record.properties().get_str(properties::RETRY_TOPIC);
+    let topic = broker.topics.get(origin.unwrap_or(record.topic()))?;
+    Some(topic.traffic.group(&back.group))
 }
 
 fn failed(why: &str) -> Reply {
