@@ -5,7 +5,6 @@ import java.net.ServerSocket;
 import java.nio.file.Path;
 import java.util.Map;
 import java.util.Properties;
-import java.util.concurrent.ThreadLocalRandom;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.MQVersion;
@@ -21,6 +20,9 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
 /** Apache's broker and name server of the release under test, in this process. */
 final class Apache implements Server {
     static final String RELEASE = System.getProperty("rocketmq.version");
+    /** Of 500; runs beside each other have others. */
+    private static final int FIRST_PORT = Integer.getInteger("ports", 26_000);
+    private static int nextPort;
 
     static {
         // As Apache's start-up class does: name servers take no topics from a broker without it.
@@ -112,10 +114,14 @@ final class Apache implements Server {
         return names;
     }
 
-    /** A port below those that connections get, free together with the one two below it. */
+    /**
+     * A port below those that connections get, free together with the one two below it; each once
+     * before any comes again, because it is bound later.
+     */
     static synchronized int freePort() throws Exception {
         while (true) {
-            int port = ThreadLocalRandom.current().nextInt(26_002, 27_000);
+            int port = FIRST_PORT + 2 + nextPort;
+            nextPort = (nextPort + 4) % 496;
             try (ServerSocket one = new ServerSocket(port, 1, InetAddress.getByName("0.0.0.0"));
                 ServerSocket two = new ServerSocket(port - 2)) {
                 return one.getLocalPort();

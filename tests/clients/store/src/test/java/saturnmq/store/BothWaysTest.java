@@ -7,6 +7,7 @@ import java.net.InetAddress;
 import java.net.ServerSocket;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.List;
 import java.util.Set;
 import java.util.TreeSet;
 import org.junit.jupiter.api.AfterAll;
@@ -241,6 +242,27 @@ class BothWaysTest {
         }
     }
 
+    @Test
+    void pendingRetriesComeOnceAndCount() throws Exception {
+        Path store = work.resolve("retries");
+        try (Saturn saturn = Saturn.start(store)) {
+            Load load = new Load(saturn, new Ledger());
+            load.retried("first");
+            assertEquals(List.of("first 0"), load.retry(1, true));
+        }
+        try (Apache apache = Apache.start(store)) {
+            Load load = new Load(apache, new Ledger());
+            assertEquals(List.of("first 1"), load.retry(1, true));
+        }
+        try (Saturn saturn = Saturn.start(store)) {
+            Load load = new Load(saturn, new Ledger());
+            assertEquals(List.of("first 2"), load.retry(1, false));
+            // What comes later shows that nothing came twice.
+            load.retried("second");
+            assertEquals(List.of("second 0"), load.retry(1, false));
+        }
+    }
+
     private static long count(Wire wire, String topic) throws Exception {
         long count = 0;
         for (int queue = 0; queue < 4; queue++) {
@@ -252,31 +274,6 @@ class BothWaysTest {
     private static long delivered(Snapshot snapshot) {
         return snapshot.messages.keySet().stream()
             .filter(name -> name.startsWith(Load.DELAYED + "/")).count();
-    }
-
-    @Test
-    void openTransactionsAreEndedOnceByTheOther() throws Exception {
-        Path store = work.resolve("transactions");
-        String[] soon = {"transactionTimeOut=500", "transactionCheckInterval=500",
-            "transactionCheckMax=1000"};
-        try (Saturn saturn = Saturn.start(store); Wire wire = new Wire(saturn)) {
-            new Load(saturn, new Ledger()).transactions("saturnmq", 2);
-            Await.until("the ended one", () -> count(wire, Load.TRANSACTIONS) == 1);
-        }
-        try (Apache apache = Apache.start(store, soon); Wire wire = new Wire(apache)) {
-            Load load = new Load(apache, new Ledger());
-            load.answer(() -> count(wire, Load.TRANSACTIONS) == 3);
-            load.transactions("apache", 3);
-            Await.until("the ended one", () -> count(wire, Load.TRANSACTIONS) == 4);
-        }
-        try (Saturn saturn = Saturn.start(store, soon); Wire wire = new Wire(saturn)) {
-            Load load = new Load(saturn, new Ledger());
-            load.answer(() -> count(wire, Load.TRANSACTIONS) >= 7);
-            // What comes later shows that nothing came twice.
-            load.transactions("saturnmq again", 1);
-            load.answer(() -> count(wire, Load.TRANSACTIONS) >= 9);
-            assertEquals(9, count(wire, Load.TRANSACTIONS));
-        }
     }
 
     @Test

@@ -9,6 +9,7 @@ import java.util.Random;
 import java.util.Set;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -28,7 +29,12 @@ final class Load {
     static final String WORKERS = "workers";
     static final String TRANSACTIONS = "Transactions";
     static final String PLAIN = "Plain";
+    static final String PRODUCERS = "transactions";
+    private static final String NOTHING = "nothing";
     private static final String FAILING = "Failing";
+    private static final String RETRIED = "Retried";
+    private static final String RETRYING = "retrying";
+    private static final String DELAYS = "SCHEDULE_TOPIC_XXXX";
     private static final String[] TAGS = {"TagA", "TagB", "标签A", "Tag😀", null};
     private static final AtomicInteger INSTANCES = new AtomicInteger();
 
@@ -40,13 +46,14 @@ final class Load {
         this.ledger = ledger;
     }
 
-    private <C extends ClientConfig> C configured(C client) {
+    <C extends ClientConfig> C configured(C client) {
         client.setNamesrvAddr(server.nameServer());
         client.setInstanceName("load-" + INSTANCES.incrementAndGet());
         client.setPollNameServerInterval(1_000);
         client.setHeartbeatBrokerInterval(1_000);
         client.setPersistConsumerOffsetInterval(200);
         client.setVipChannelEnabled(false);
+        client.setMqClientApiTimeout(20_000);
         return client;
     }
 
@@ -107,18 +114,29 @@ final class Load {
         producer.shutdown();
     }
 
-    /** Answers the broker's questions until {@code done} holds. */
+    /** Sends a half message that nobody ends. */
+    void half(String key) throws Exception {
+        TransactionMQProducer producer = transactional(LocalTransactionState.UNKNOW);
+        try {
+            producer.sendMessageInTransaction(new Message(TRANSACTIONS, "TagA", key,
+                new byte[] {4}), LocalTransactionState.UNKNOW);
+        } finally {
+            producer.shutdown();
+        }
+    }
+
+    /** Answers the broker's questions until {@code done} holds: everything is to be delivered. */
     void answer(Callable<Boolean> done) throws Exception {
         TransactionMQProducer producer = transactional(LocalTransactionState.COMMIT_MESSAGE);
         // Brokers ask only producers that they know, and a producer tells only brokers it sent to.
-        producer.sendMessageInTransaction(new Message(TRANSACTIONS, "TagA", "nothing",
+        producer.sendMessageInTransaction(new Message(TRANSACTIONS, "TagA", NOTHING,
             new byte[] {3}), LocalTransactionState.ROLLBACK_MESSAGE);
         Await.until("transactions that a check ended", done);
         producer.shutdown();
     }
 
     private TransactionMQProducer transactional(LocalTransactionState asked) throws Exception {
-        TransactionMQProducer producer = configured(new TransactionMQProducer("transactions"));
+        TransactionMQProducer producer = configured(new TransactionMQProducer(PRODUCERS));
         producer.setSendMsgTimeout(10_000);
         producer.setTransactionListener(new TransactionListener() {
             @Override
@@ -128,7 +146,8 @@ final class Load {
 
             @Override
             public LocalTransactionState checkLocalTransaction(MessageExt message) {
-                return asked;
+                return NOTHING.equals(message.getKeys())
+                    ? LocalTransactionState.ROLLBACK_MESSAGE : asked;
             }
         });
         producer.start();
@@ -218,8 +237,8 @@ final class Load {
      * Makes a group's retry topic. A consumer that starts without it finds it only at one of its
      * 20-second rounds.
      */
-    private void makeKnown(String group) throws Exception {
-        DefaultMQPushConsumer consumer = consumer(group, FAILING);
+    private void makeKnown(String group, String topic) throws Exception {
+        DefaultMQPushConsumer consumer = consumer(group, topic);
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) ->
             ConsumeConcurrentlyStatus.RECONSUME_LATER);
         consumer.suspend();
@@ -236,7 +255,7 @@ final class Load {
                 what.getBytes(StandardCharsets.UTF_8)));
         }
         Set<String> done = ConcurrentHashMap.newKeySet();
-        makeKnown("failing");
+        makeKnown("failing", FAILING);
         DefaultMQPushConsumer consumer = consumer("failing", FAILING);
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             MessageExt message = messages.get(0);
@@ -273,23 +292,66 @@ final class Load {
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         try (Wire wire = new Wire(server)) {
-            long left = left(wire, group);
+            long left = left(wire, group, PLAIN);
             consumer.start();
             Await.until(left + " messages for " + group, () -> got.size() >= left);
             // Says at once how far it has come.
             consumer.shutdown();
-            Await.until(group + " is done", () -> left(wire, group) == 0);
+            Await.until(group + " is done", () -> left(wire, group, PLAIN) == 0);
         }
         return got;
     }
 
-    private static long left(Wire wire, String group) throws Exception {
+    /** One message for {@link #retry}. */
+    void retried(String key) throws Exception {
+        DefaultMQProducer producer = producer();
+        try {
+            send(producer, new Message(RETRIED, "TagA", key, key.getBytes(StandardCharsets.UTF_8)));
+            makeKnown(RETRYING, RETRIED);
+        } finally {
+            producer.shutdown();
+        }
+    }
+
+    /**
+     * Consumes until {@code count} messages have come, which are done with or come again 8 seconds
+     * later; returns the keys and attempts they had.
+     */
+    List<String> retry(int count, boolean again) throws Exception {
+        List<String> got = new CopyOnWriteArrayList<>();
+        DefaultMQPushConsumer consumer = consumer(RETRYING, RETRIED);
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            MessageExt message = messages.get(0);
+            context.setDelayLevelWhenNextConsume(2);
+            got.add(message.getKeys() + " " + message.getReconsumeTimes());
+            return again ? ConsumeConcurrentlyStatus.RECONSUME_LATER
+                : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        try (Wire wire = new Wire(server)) {
+            long waiting = wire.number(Wire.MAX_OFFSET, DELAYS, 1);
+            consumer.start();
+            Await.until(count + " messages, and not " + got, () -> got.size() >= count);
+            long wait = again ? waiting + count : waiting;
+            Await.until("retries", () -> wire.number(Wire.MAX_OFFSET, DELAYS, 1) >= wait);
+            // What a consumer is not done with when it stops comes again.
+            Await.until("progress", () -> {
+                consumer.getDefaultMQPushConsumerImpl().persistConsumerOffset();
+                return left(wire, RETRYING, RETRIED) == 0
+                    && left(wire, RETRYING, "%RETRY%" + RETRYING) == 0;
+            });
+        }
+        consumer.shutdown();
+        return got;
+    }
+
+    /** Messages of a topic that a group is not done with. */
+    static long left(Wire wire, String group, String topic) throws Exception {
         var offsets = wire.json(Wire.CONSUMER_OFFSETS).getJSONObject("offsetTable")
-            .getJSONObject(PLAIN + "@" + group);
+            .getJSONObject(topic + "@" + group);
         long left = 0;
         for (int queue = 0; queue < 4; queue++) {
             Long offset = offsets == null ? null : offsets.getLong(Integer.toString(queue));
-            left += wire.number(Wire.MAX_OFFSET, PLAIN, queue) - (offset == null ? 0 : offset);
+            left += wire.number(Wire.MAX_OFFSET, topic, queue) - (offset == null ? 0 : offset);
         }
         return left;
     }

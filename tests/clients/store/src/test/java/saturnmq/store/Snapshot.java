@@ -92,6 +92,13 @@ final class Snapshot {
 
     private void readQueue(Wire wire, String topic, int queue, long min, long max)
         throws Exception {
+        queue(wire, topic, queue, min, max).forEach(stored -> messages.put(stored.name(), stored));
+    }
+
+    /** The messages from {@code min} to before {@code max}, which must all be there. */
+    static List<Stored> queue(Wire wire, String topic, int queue, long min, long max)
+        throws Exception {
+        List<Stored> found = new ArrayList<>();
         long offset = min;
         while (offset < max) {
             RemotingCommand answer = wire.ask(Wire.PULL, "consumerGroup", READER, "topic", topic,
@@ -101,10 +108,11 @@ final class Snapshot {
             assertEquals(0, answer.getCode(), topic + "/" + queue + " at " + offset + ": " + answer);
             for (Stored stored : Stored.all(answer.getBody())) {
                 assertEquals(topic + "/" + queue + "/" + offset, stored.name());
-                messages.put(stored.name(), stored);
+                found.add(stored);
                 offset++;
             }
         }
+        return found;
     }
 
     /** Fails unless it holds what {@code before} holds, unchanged; more is allowed. */

@@ -19,6 +19,7 @@ final class Wire implements AutoCloseable {
     static final int MAX_OFFSET = 30;
     static final int MIN_OFFSET = 31;
     static final int VIEW = 33;
+    static final int END_TRANSACTION = 37;
     static final int CONSUMER_OFFSETS = 43;
     static final int DELAY_OFFSETS = 45;
     static final int GROUPS = 201;
