@@ -19,7 +19,7 @@ use crate::locks::QueueLocks;
 use crate::name_server::{LocalBroker, NameServer};
 use crate::names;
 use crate::offsets::{ConsumerOffsets, DelayOffsets};
-use crate::persist::{File, Persist, StateSource};
+use crate::persist::{File, Persist, StateSource, Ticket};
 use crate::services::ServicesHandle;
 use crate::stats::Stats;
 use crate::timer::Timers;
@@ -95,6 +95,14 @@ impl Broker {
         topic.queue(queue_id, |name, id| {
             Some(self.store.queue_or_create(name, id))
         })
+    }
+
+    /// The change of a topic that is not on the disk yet: nothing may be acknowledged in the topic
+    /// before it is, or a crash would take both.
+    pub fn awaited(&self, topic: &Topic) -> Option<Ticket> {
+        topic
+            .ticket()
+            .filter(|ticket| !self.persist.is_durable(*ticket))
     }
 
     /// The queue that holds messages delayed by `level`, from 1.

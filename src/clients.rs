@@ -4,7 +4,7 @@
 //! Heartbeats take a lock per group; pulls read a snapshot. A channel that closes is removed from
 //! every group it registered with.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,16 +16,15 @@ pub use saturnmq_net::messages::heartbeat::{ConsumeFromWhere, ConsumeType, Messa
 use saturnmq_net::command::Language;
 
 use crate::answer::Channel;
-use crate::subscription::Subscription;
+use crate::subscription::{Subscription, follow_selectors};
+
+mod full;
+
+pub use full::ClientsFull;
+use full::{MAX_GROUPS_PER_CHANNEL, PRODUCER_BYTES_MAX, SUBSCRIPTION_BYTES_MAX, producer_bytes};
 
 /// A producer not renewed by a heartbeat for this long is dropped, in milliseconds.
 pub const CHANNEL_EXPIRED_MS: i64 = 120_000;
-
-/// Most groups one connection may register with.
-const MAX_GROUPS_PER_CHANNEL: usize = 4096;
-
-/// Most bytes of subscriptions of all groups together.
-const SUBSCRIPTION_BYTES_MAX: usize = 256 << 20;
 
 /// One client of a group: a connection and what its last heartbeat said.
 #[derive(Debug)]
@@ -154,16 +153,9 @@ pub struct Registered {
     pub changed: bool,
     /// The fingerprint known for the group differed.
     pub fingerprint_differed: bool,
-    /// Its subscriptions are not kept: those of all groups would take this many bytes.
-    pub too_large: Option<SubscriptionsFull>,
+    /// It, or what it subscribes to, is not kept.
+    pub refused: Option<ClientsFull>,
 }
-
-/// The subscriptions of all groups would take too much.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the subscriptions of all groups would take {0} bytes and may take {SUBSCRIPTION_BYTES_MAX}"
-)]
-pub struct SubscriptionsFull(usize);
 
 /// A producer group: its clients, and whose turn it is to be asked.
 #[derive(Debug, Default)]
@@ -193,8 +185,23 @@ impl ProducerGroup {
 
 #[derive(Debug, Default)]
 struct ChannelGroups {
-    consumers: Vec<Arc<str>>,
-    producers: Vec<Arc<str>>,
+    consumers: HashSet<Arc<str>>,
+    producers: HashSet<Arc<str>>,
+}
+
+#[derive(Copy, Clone)]
+enum Side {
+    Consumers,
+    Producers,
+}
+
+impl ChannelGroups {
+    fn side(&mut self, side: Side) -> &mut HashSet<Arc<str>> {
+        match side {
+            Side::Consumers => &mut self.consumers,
+            Side::Producers => &mut self.producers,
+        }
+    }
 }
 
 /// The registries of consumers and producers.
@@ -206,6 +213,8 @@ pub struct Clients {
     refused: AtomicU64,
     /// Bytes of the subscriptions of all groups.
     subscription_bytes: AtomicUsize,
+    /// Bytes of the producer groups of all connections.
+    producer_bytes: AtomicUsize,
 }
 
 impl Clients {
@@ -255,8 +264,11 @@ impl Clients {
         now_ms: i64,
     ) -> Registered {
         let name: Arc<str> = Arc::from(heartbeat.group.as_str());
-        if !self.note(member.channel, &name, |groups| &mut groups.consumers) {
-            return Registered::default();
+        if let Err(full) = self.note(member.channel, &name, Side::Consumers) {
+            return Registered {
+                refused: Some(full),
+                ..Registered::default()
+            };
         }
         loop {
             let group = {
@@ -280,11 +292,17 @@ impl Clients {
     }
 
     /// Registers or renews a member of a producer group.
-    pub fn register_producer(&self, group: &str, member: &Arc<Member>, now_ms: i64) {
+    ///
+    /// # Errors
+    /// [`ClientsFull`] when the connection, or all of them, are in too many.
+    pub fn register_producer(
+        &self,
+        group: &str,
+        member: &Arc<Member>,
+        now_ms: i64,
+    ) -> Result<(), ClientsFull> {
         let name: Arc<str> = Arc::from(group);
-        if !self.note(member.channel, &name, |groups| &mut groups.producers) {
-            return;
-        }
+        self.note(member.channel, &name, Side::Producers)?;
         loop {
             let group = {
                 let producers = self.producers.pin();
@@ -308,23 +326,19 @@ impl Clients {
                     group.members.store(Arc::new(changed));
                 }
             }
-            return;
+            return Ok(());
         }
     }
 
     /// Removes a connection from one consumer group; true if it was a member.
     pub fn unregister_consumer(&self, group: &str, channel: Channel, now_ms: i64) -> bool {
-        self.forget(channel, |groups| {
-            groups.consumers.retain(|name| &**name != group)
-        });
+        self.forget(channel, group, Side::Consumers);
         self.remove_consumer(group, channel, now_ms)
     }
 
     /// Removes a connection from one producer group.
     pub fn unregister_producer(&self, group: &str, channel: Channel) {
-        self.forget(channel, |groups| {
-            groups.producers.retain(|name| &**name != group)
-        });
+        self.forget(channel, group, Side::Producers);
         self.remove_producer(group, channel);
     }
 
@@ -335,9 +349,11 @@ impl Clients {
             return Vec::new();
         };
         for group in &groups.producers {
+            self.producer_bytes
+                .fetch_sub(producer_bytes(group), Ordering::Relaxed);
             self.remove_producer(group, channel);
         }
-        let mut lost = groups.consumers;
+        let mut lost: Vec<Arc<str>> = groups.consumers.into_iter().collect();
         lost.retain(|group| self.remove_consumer(group, channel, now_ms));
         lost
     }
@@ -404,29 +420,40 @@ impl Clients {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(
-        &self,
-        channel: Channel,
-        group: &Arc<str>,
-        side: impl FnOnce(&mut ChannelGroups) -> &mut Vec<Arc<str>>,
-    ) -> bool {
+    fn note(&self, channel: Channel, group: &Arc<str>, side: Side) -> Result<(), ClientsFull> {
         let mut channels = self.channels();
-        let groups = side(channels.entry(channel).or_default());
+        let groups = channels.entry(channel).or_default().side(side);
         if groups.contains(group) {
-            return true;
+            return Ok(());
         }
-        if groups.len() >= MAX_GROUPS_PER_CHANNEL {
+        let mut full = (groups.len() >= MAX_GROUPS_PER_CHANNEL).then_some(ClientsFull::Connection);
+        if let Side::Producers = side {
+            // Changed only while the channels are locked.
+            let bytes = self.producer_bytes.load(Ordering::Relaxed) + producer_bytes(group);
+            if bytes > PRODUCER_BYTES_MAX {
+                full = Some(ClientsFull::Producers(bytes));
+            }
+            if full.is_none() {
+                self.producer_bytes.store(bytes, Ordering::Relaxed);
+            }
+        }
+        if let Some(full) = full {
             self.refused.fetch_add(1, Ordering::Relaxed);
-            return false;
+            return Err(full);
         }
-        groups.push(Arc::clone(group));
-        true
+        groups.insert(Arc::clone(group));
+        Ok(())
     }
 
-    fn forget(&self, channel: Channel, change: impl FnOnce(&mut ChannelGroups)) {
+    fn forget(&self, channel: Channel, group: &str, side: Side) {
         let mut channels = self.channels();
         if let Some(groups) = channels.get_mut(&channel) {
-            change(groups);
+            if groups.side(side).remove(group)
+                && let Side::Producers = side
+            {
+                self.producer_bytes
+                    .fetch_sub(producer_bytes(group), Ordering::Relaxed);
+            }
             if groups.consumers.is_empty() && groups.producers.is_empty() {
                 channels.remove(&channel);
             }
@@ -452,7 +479,7 @@ impl Clients {
         let merged = heartbeat
             .subscriptions
             .and_then(|sent| merge_subscriptions(&old, sent));
-        let mut too_large = None;
+        let mut refused = None;
         let merged = merged.filter(|(subscriptions, _)| {
             let bytes = bytes_of(subscriptions);
             let all = &self.subscription_bytes;
@@ -460,9 +487,9 @@ impl Clients {
                 .load(Ordering::Relaxed)
                 .saturating_sub(old.subscription_bytes);
             if bytes > old.subscription_bytes && others + bytes > SUBSCRIPTION_BYTES_MAX {
-                too_large = Some(SubscriptionsFull(others + bytes));
+                refused = Some(ClientsFull::Subscriptions(others + bytes));
             }
-            too_large.is_none()
+            refused.is_none()
         });
         let topics_changed = merged.as_ref().is_some_and(|(_, changed)| *changed);
         let same_shape = old.consume_type == heartbeat.consume_type
@@ -472,7 +499,7 @@ impl Clients {
         let registered = Registered {
             changed: joined || topics_changed,
             fingerprint_differed: old.fingerprint != 0 && old.fingerprint != heartbeat.fingerprint,
-            too_large,
+            refused,
         };
         if !joined && merged.is_none() && same_shape {
             return registered;
@@ -533,7 +560,12 @@ fn merge_subscriptions(
         .subscriptions
         .keys()
         .any(|topic| !merged.contains_key(topic));
-    (topics_changed || replaced).then_some((merged, topics_changed))
+    if !topics_changed && !replaced {
+        return None;
+    }
+    // A retry topic is filtered by the selectors of the group's topics, one of which changed.
+    follow_selectors(&mut merged);
+    Some((merged, topics_changed))
 }
 
 fn same_client(known: &Member, member: &Member) -> bool {
@@ -553,6 +585,7 @@ mod tests {
     use saturnmq_net::messages::heartbeat::SubscriptionData;
 
     use super::*;
+    use crate::subscription::Wanted;
 
     fn member(conn: u64) -> Arc<Member> {
         let channel = Channel {
@@ -590,16 +623,77 @@ mod tests {
             clients.register_consumer(heartbeat, &member, 0)
         };
         for group in ["a", "b", "c", "d"] {
-            assert_eq!(beat(group).too_large, None);
-            assert_eq!(beat(group).too_large, None, "the same again is no more");
+            assert_eq!(beat(group).refused, None);
+            assert_eq!(beat(group).refused, None, "the same again is no more");
         }
-        let full = beat("e").too_large.expect("it is too much");
+        let full = beat("e").refused.expect("it is too much");
         assert!(full.to_string().contains("may take 268435456"), "{full}");
         let view = clients.consumer("e").expect("registered").view();
         assert!(view.subscriptions.is_empty() && view.members.len() == 1);
         clients.unregister_consumer("a", member.channel, 0);
-        assert_eq!(beat("e").too_large, None);
+        assert_eq!(beat("e").refused, None);
         clients.closed(member.channel, 0);
         assert_eq!(clients.subscription_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn producer_groups_of_clients_cannot_fill_the_memory() {
+        let clients = Clients::default();
+        let long = "g".repeat(1000);
+        let mut full = None;
+        'all: for conn in 0..1000 {
+            let member = member(conn);
+            for number in 0..1000 {
+                let group = format!("{long}{number}");
+                if let Err(error) = clients.register_producer(&group, &member, 0) {
+                    full = Some(error);
+                    break 'all;
+                }
+            }
+        }
+        let full = full.expect("it is too much").to_string();
+        assert!(full.contains("may take 134217728"), "{full}");
+        let known = format!("{long}0");
+        assert_eq!(clients.register_producer(&known, &member(0), 0), Ok(()));
+        clients.unregister_producer(&known, member(0).channel);
+        assert_eq!(clients.register_producer("other", &member(0), 0), Ok(()));
+        for conn in 0..1000 {
+            clients.closed(member(conn).channel, 0);
+        }
+        assert_eq!(clients.producer_bytes.load(Ordering::Relaxed), 0);
+        let member = member(1);
+        for number in 0..MAX_GROUPS_PER_CHANNEL {
+            let group = number.to_string();
+            assert_eq!(clients.register_producer(&group, &member, 0), Ok(()));
+        }
+        let one_more = clients.register_producer("one more", &member, 0);
+        assert_eq!(one_more, Err(ClientsFull::Connection));
+    }
+
+    #[test]
+    fn a_retry_topic_follows_a_selector_that_changes() {
+        let clients = Clients::default();
+        let member = member(1);
+        let sql = |topic: &str, expression: &str, sub_version| SubscriptionData {
+            topic: topic.into(),
+            sub_string: expression.into(),
+            expression_type: "SQL92".into(),
+            sub_version,
+            ..SubscriptionData::default()
+        };
+        let by_origin = |expression, version| {
+            let data = vec![sql("T", expression, version), sql("%RETRY%g", "TRUE", 1)];
+            let mut beat = heartbeat("g", 0);
+            beat.subscriptions = Some(crate::subscription::subscriptions(data, true));
+            clients.register_consumer(beat, &member, 0);
+            let view = clients.consumer("g").expect("registered").view();
+            match &view.subscriptions["%RETRY%g"].filter {
+                Some(Wanted::SelectedByOrigin(all)) => format!("{:?}", all["T"]),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(by_origin("a = 1", 1), "Selector((a = 1))");
+        assert_eq!(by_origin("a = 2", 2), "Selector((a = 2))");
+        assert_eq!(by_origin("a = 1", 1), "Selector((a = 2))", "an old version");
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::Receiver;
 use saturnmq_net::command::{ReplyTo, Scratch, decode};
@@ -20,7 +20,7 @@ use crate::answer::{Answer, Ask, Channel, CoreMessage, Reply, ReplySlot, Request
 use crate::broker::Broker;
 use crate::cold::Cold;
 use crate::handler;
-use crate::handler::pull::{CROWDED, Pull, Pulls};
+use crate::handler::pull::{Pull, Pulls};
 use crate::handler::send::Sends;
 use crate::handler::transaction::Ends;
 use crate::persist::Ticket;
@@ -31,6 +31,8 @@ use crate::services::{Job, Work};
 const MAX_ELSEWHERE: usize = 16_384;
 /// Most inbox messages handled in one pass.
 const INBOX_PER_PASS: usize = 4096;
+/// How long a pass handles them; the rest follow in the next one.
+const INBOX_TIME: Duration = Duration::from_millis(2);
 
 /// What a core remembers of a connection.
 #[derive(Copy, Clone, Debug)]
@@ -112,7 +114,7 @@ impl Core {
         let command = match decode(frame, scratch) {
             Ok(command) => command,
             Err(error) => {
-                tracing::debug!(?conn, %error, "a header cannot be read: closing the connection");
+                io.blame(error.to_string());
                 return Verdict::Close;
             }
         };
@@ -204,8 +206,8 @@ impl Core {
     /// when the connection has fewer of them there.
     pub(crate) fn submit_cold(&mut self, slot: ReplySlot, pull: Box<Pull>, io: &mut Outbox) {
         let conn = slot.channel.conn;
-        if io.unsent(conn) > CROWDED {
-            return handler::pull::again(&pull, conn, io);
+        if handler::pull::is_refused(&pull, conn, io) {
+            return;
         }
         match self.cold.admit(conn, (slot, pull)) {
             Some((slot, pull)) => self.run_cold(slot, pull, io),
@@ -233,9 +235,8 @@ impl Core {
         self.cold.finished(conn);
         while let Some((slot, pull)) = self.cold.next(conn) {
             io.request_finished(conn);
-            if io.unsent(conn) > CROWDED {
+            if handler::pull::is_refused(&pull, conn, io) {
                 self.cold.finished(conn);
-                handler::pull::again(&pull, conn, io);
             } else {
                 self.run_cold(slot, pull, io);
             }
@@ -360,11 +361,15 @@ impl Protocol for Core {
 
     fn pass(&mut self, now: Instant, io: &mut Outbox) {
         handler::send::results(self, io);
+        let began = Instant::now();
         for _ in 0..INBOX_PER_PASS {
             let Ok(message) = self.inbox.try_recv() else {
                 break;
             };
             self.message(message, io);
+            if began.elapsed() >= INBOX_TIME {
+                break;
+            }
         }
         if !self.stalled.is_empty() {
             self.retry_stalled(io);
@@ -428,6 +433,7 @@ pub(crate) fn encode_reply(out: &mut Vec<u8>, to: ReplyTo, reply: &Reply) {
 fn append(io: &mut Outbox, conn: ConnectionId, frame: &[u8]) {
     if let Some(out) = io.buffer(conn) {
         out.extend_from_slice(frame);
+        io.wrote(frame.len());
     }
 }
 

@@ -50,13 +50,21 @@ impl GroupLocks {
         let result = change(&mut locks);
         held.fetch_add(locks.len(), Ordering::Relaxed);
         held.fetch_sub(before, Ordering::Relaxed);
-        let until = locks
-            .values()
-            .map(|lock| lock.renewed_ms + LOCK_LIFE_MS)
-            .max();
-        self.held_until_ms
-            .store(until.unwrap_or(0), Ordering::Release);
+        if locks.len() < before {
+            let until = locks
+                .values()
+                .map(|lock| lock.renewed_ms + LOCK_LIFE_MS)
+                .max();
+            self.held_until_ms
+                .store(until.unwrap_or(0), Ordering::Release);
+        }
         result
+    }
+
+    /// Locks were taken or renewed; the mutex of the table is held.
+    fn renewed(&self, now_ms: i64) {
+        self.held_until_ms
+            .fetch_max(now_ms + LOCK_LIFE_MS, Ordering::AcqRel);
     }
 }
 
@@ -89,6 +97,9 @@ impl QueueLocks {
                 let kept = self.keeps(group, &locks);
                 if kept {
                     take(table, self.room(table.len()), &client, &mut held, now_ms);
+                    if !held.is_empty() {
+                        locks.renewed(now_ms);
+                    }
                 }
                 kept
             });
@@ -118,15 +129,6 @@ impl QueueLocks {
             .pin()
             .get(group)
             .is_some_and(|group| group.held_until_ms.load(Ordering::Acquire) >= now_ms)
-    }
-
-    /// The client that holds a queue, if its lock is still good.
-    pub fn holder(&self, group: &str, queue: &MessageQueue, now_ms: i64) -> Option<Arc<str>> {
-        let group = self.groups.pin().get(group).cloned()?;
-        group.change(&self.held, |locks| {
-            let lock = locks.get(queue).filter(|lock| !lock.is_expired(now_ms))?;
-            Some(Arc::clone(&lock.client))
-        })
     }
 
     /// Forgets expired locks and groups without any; called now and then.

@@ -221,8 +221,13 @@ impl ConsumerOffsets {
     /// Removes what a group has stored for one topic.
     pub fn remove(&self, group: &str, topic: &str) -> Ticket {
         let mut index = lock(&self.index);
-        let entry = index.groups.get_mut(group).and_then(|t| t.remove(topic));
-        self.remove_cells(group, topic, entry);
+        if let Some(topics) = index.groups.get_mut(group) {
+            let entry = topics.remove(topic);
+            self.remove_cells(group, topic, entry);
+            if topics.is_empty() {
+                index.groups.remove(group);
+            }
+        }
         drop(index);
         self.persist.changed(File::ConsumerOffsets)
     }
@@ -283,14 +288,15 @@ impl ConsumerOffsets {
     /// Every entry in file order: topic, group, offset by queue.
     pub fn snapshot(&self) -> Vec<(String, String, BTreeMap<i32, i64>)> {
         let mut all = Vec::new();
-        let index = lock(&self.index);
-        for (group, topics) in &index.groups {
-            for (topic, entry) in topics {
-                let queues = self.offsets_of(group, topic, entry);
+        let groups: Vec<Arc<str>> = lock(&self.index).groups.keys().cloned().collect();
+        for group in groups {
+            // One group at a time: commits of new queues wait for the lock.
+            let index = lock(&self.index);
+            for (topic, entry) in index.groups.get(&group).into_iter().flatten() {
+                let queues = self.offsets_of(&group, topic, entry);
                 all.push((entry.rank, topic.to_string(), group.to_string(), queues));
             }
         }
-        drop(index);
         all.sort_by_key(|entry| entry.0);
         all.into_iter()
             .map(|(_, topic, group, queues)| (topic, group, queues))
@@ -617,6 +623,18 @@ mod tests {
         assert!(offsets.commit("h", "T", 0, 1), "there is room again");
         offsets.remove_group("h");
         assert!(offsets.commit("i", "T", 0, 1), "there is room again");
+    }
+
+    #[test]
+    fn names_of_groups_without_offsets_are_not_kept() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let offsets = empty(&dir);
+        for number in 0..100 {
+            let group = format!("g{number}");
+            assert!(offsets.commit(&group, "T", 0, 1));
+            offsets.remove(&group, "T");
+        }
+        assert!(lock(&offsets.index).groups.is_empty());
     }
 
     #[test]

@@ -60,6 +60,18 @@ impl PullFilter for Wanted {
                 .is_none_or(|selector| selector.matches(found)),
         }
     }
+
+    fn work(&self, record: &Record<'_>) -> usize {
+        let found = record.properties();
+        match self {
+            Self::Tags(_) => 0,
+            Self::Selected(selector) => selector.work(found),
+            Self::SelectedByOrigin(selectors) => found
+                .get_str(properties::RETRY_TOPIC)
+                .and_then(|origin| selectors.get(origin))
+                .map_or(0, |selector| selector.work(found)),
+        }
+    }
 }
 
 /// A consumer group's subscription to one topic.
@@ -151,6 +163,31 @@ pub fn subscriptions(data: Vec<SubscriptionData>, retries: bool) -> Vec<Subscrip
         }
     }
     all
+}
+
+/// Makes the retry topics of a group's subscriptions follow the selectors of the others.
+pub fn follow_selectors(all: &mut HashMap<Arc<str>, Arc<Subscription>>) {
+    let follows = |one: &Subscription| matches!(one.filter, Some(Wanted::SelectedByOrigin(_)));
+    if !all.values().any(|one| follows(one)) {
+        return;
+    }
+    let by_origin: HashMap<String, Arc<Selector>> = all
+        .values()
+        .filter_map(|one| match &one.filter {
+            Some(Wanted::Selected(selector)) => {
+                Some((one.data.topic.clone(), Arc::clone(selector)))
+            }
+            _ => None,
+        })
+        .collect();
+    let by_origin = Arc::new(by_origin);
+    for one in all.values_mut().filter(|one| follows(one)) {
+        *one = Arc::new(Subscription {
+            topic: Arc::clone(&one.topic),
+            data: one.data.clone(),
+            filter: Some(Wanted::SelectedByOrigin(Arc::clone(&by_origin))),
+        });
+    }
 }
 
 /// The filter of an expression that came with a request.

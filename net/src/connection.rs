@@ -169,6 +169,8 @@ pub(crate) struct Connection {
     pub spare: Vec<u8>,
     /// Bytes the transport is sending.
     pub sending: usize,
+    /// When that began, in milliseconds since the core started.
+    pub sending_since_ms: u64,
     /// Unsent bytes as the core has them in its total.
     pub counted_unsent: usize,
     pub holds: Holds,
@@ -208,6 +210,7 @@ impl Connection {
             out: Vec::new(),
             spare: Vec::new(),
             sending: 0,
+            sending_since_ms: now_ms,
             counted_unsent: 0,
             holds: Holds::default(),
             reading: Reading::Idle,
@@ -310,15 +313,38 @@ pub struct Outbox {
     live: usize,
     /// Connections to settle at the end of the pass: written to, read from, closed.
     pub(crate) touched: Vec<ConnectionId>,
+    /// Unsent bytes of all connections, as of the last pass.
+    pub(crate) unsent_total: usize,
+    /// Over these the core is short of memory for unsent bytes.
+    unsent_limit: usize,
+    /// Bytes of large answers since then.
+    pub(crate) written: usize,
+    /// Why the protocol closes a connection.
+    pub(crate) blame: Option<String>,
+}
+
+/// Whether a protocol should write an answer that may be large.
+#[derive(Copy, Clone, Eq, PartialEq, Debug)]
+pub enum Room {
+    /// Yes.
+    Enough,
+    /// The connection has too much unsent: it should ask again.
+    Crowded,
+    /// All connections together have: it should come back later.
+    None,
 }
 
 impl Outbox {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(unsent_limit: usize) -> Self {
         Outbox {
             slots: Vec::new(),
             free: Vec::new(),
             live: 0,
             touched: Vec::new(),
+            unsent_total: 0,
+            unsent_limit,
+            written: 0,
+            blame: None,
         }
     }
 
@@ -342,6 +368,32 @@ impl Outbox {
     /// Bytes answered to `conn` and not sent yet: a protocol that can wait should not add to many.
     pub fn unsent(&self, conn: ConnectionId) -> usize {
         self.get(conn).map_or(0, Connection::unsent)
+    }
+
+    /// Whether an answer may be written that may be large. A connection may have `most` bytes
+    /// unsent, or none when all connections together have too much.
+    pub fn room(&self, conn: ConnectionId, most: usize) -> Room {
+        let total = self.unsent_total + self.written;
+        if total / 2 > self.unsent_limit {
+            return Room::None;
+        }
+        let most = if total > self.unsent_limit { 0 } else { most };
+        if self.unsent(conn) > most {
+            Room::Crowded
+        } else {
+            Room::Enough
+        }
+    }
+
+    /// Says why the frame at hand gets [`Verdict::Close`](crate::driver::Verdict::Close), for the
+    /// log.
+    pub fn blame(&mut self, why: String) {
+        self.blame = Some(why);
+    }
+
+    /// Notes that an answer of so many bytes was written, for [`Outbox::room`] in the same pass.
+    pub fn wrote(&mut self, bytes: usize) {
+        self.written += bytes;
     }
 
     /// Closes `conn` after the pass, once what was answered so far is sent.
@@ -465,7 +517,7 @@ mod tests {
     #[test]
     fn an_id_is_not_valid_for_the_next_connection_in_its_slot() {
         let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        let mut table = Outbox::new();
+        let mut table = Outbox::new(usize::MAX);
         let first = table.insert(socket(), peer, 0);
         assert!(table.remove(first).is_some());
         let second = table.insert(socket(), peer, 0);

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-pub use crate::connection::{ConnectionId, Outbox};
+pub use crate::connection::{ConnectionId, Outbox, Room};
 use crate::epoll::EpollTransport;
 use crate::frame::Frame;
 use crate::limits::Limits;

@@ -18,8 +18,10 @@ use crate::error::HeaderError;
 use crate::frame::MAX_FRAME;
 use crate::header::lexer::{Lexer, MAX_DEPTH, Scalar};
 
-/// Most values a body may consist of.
-const MAX_VALUES: usize = 2_000_000;
+/// Most values a body may consist of: more than the topics that fit a frame take.
+const MAX_VALUES: usize = 1_000_000;
+/// Most values of a request that any client makes, again and again.
+const MAX_CLIENT_VALUES: usize = 200_000;
 
 /// Why a body cannot be read or written.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -80,6 +82,12 @@ impl From<HeaderError> for BodyError {
 /// Reads a body into a type.
 pub fn from_slice<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BodyError> {
     T::deserialize(Lenient(parse(bytes)?))
+}
+
+/// Reads the body of a request of an ordinary client into a type: it may not be large, because
+/// others wait while it is read.
+pub fn from_client<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BodyError> {
+    T::deserialize(Lenient(parse_within(bytes, MAX_FRAME, MAX_CLIENT_VALUES)?))
 }
 
 /// Reads a text into a type.

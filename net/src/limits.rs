@@ -21,6 +21,12 @@ pub struct Limits {
     pub unsent_total_bytes: usize,
     /// What a connection may have unsent while the core is over its total.
     pub unsent_when_short: usize,
+    /// Bytes unsent over which a connection is closed: what other connections push to it is not
+    /// stopped by not reading it.
+    pub unsent_most: usize,
+    /// How long a peer may take to read what is being sent to it while the core is over its total;
+    /// slower ones are closed then, the slowest first.
+    pub unread: Duration,
     /// Requests of a connection started and not finished; over it the connection is not read.
     pub requests_in_flight: u32,
     /// Received bytes a core keeps for frames that are not complete or not taken yet. When they are
@@ -49,6 +55,8 @@ impl Default for Limits {
             unsent_bytes: 4 * 1024 * 1024,
             unsent_total_bytes: 256 * 1024 * 1024,
             unsent_when_short: 64 * 1024,
+            unsent_most: 64 * 1024 * 1024,
+            unread: Duration::from_secs(20),
             requests_in_flight: 4096,
             reassembly_bytes: 64 * 1024 * 1024,
             turn: Duration::from_secs(5),

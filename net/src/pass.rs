@@ -131,8 +131,6 @@ pub(crate) struct Core<P> {
     turn_ends: Instant,
     /// Reassembly memory in use, in bytes.
     reassembly: usize,
-    /// Unsent bytes of all connections, as of the last pass.
-    unsent_total: usize,
     /// Do not sleep: something can go on at once.
     hurry: bool,
     next_sweep: Instant,
@@ -146,7 +144,7 @@ impl<P: Protocol> Core<P> {
         let now = Instant::now();
         Core {
             protocol,
-            io: Outbox::new(),
+            io: Outbox::new(settings.limits.unsent_total_bytes),
             shared,
             limits: settings.limits,
             spin: settings.spin,
@@ -161,7 +159,6 @@ impl<P: Protocol> Core<P> {
             favoured: None,
             turn_ends: now,
             reassembly: 0,
-            unsent_total: 0,
             hurry: false,
             next_sweep: now,
             sweep_at: 0,
@@ -430,6 +427,9 @@ impl<P: Protocol> Core<P> {
                 connection.release_buffers();
                 self.reassembly = self.reassembly + connection.unread.capacity() - before;
             }
+        }
+        if self.io.unsent_total > self.limits.unsent_total_bytes {
+            self.close_the_stuck();
         }
         if !self.starved.is_empty() {
             self.next_sweep = self.next_sweep.min(self.now + self.turn());

@@ -263,6 +263,9 @@ fn append(
     if known.config.has_batch_queues() {
         return skip(services, level, "its topic has queue.type=BatchCQ");
     }
+    if broker.awaited(&known).is_some() {
+        return Due::Later;
+    }
     let Some(queue) = broker.queue(&known, queue_id) else {
         return Due::Later;
     };

@@ -5,9 +5,11 @@
 
 use std::cmp::Ordering;
 
-use saturnmq_storage::format::properties::Properties;
-
 use super::syntax::{Expression, Part};
+
+/// A text longer than this, in bytes, is no number: reading it again for each part of an expression
+/// would take long.
+const NUMBER_MAX: usize = 1024;
 
 /// Values that do not compare: the message is not wanted, whatever stands around them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +31,12 @@ impl From<Option<bool>> for Value<'_> {
     }
 }
 
+/// The values of the properties that an expression names, by their slots; `None`: not there.
+pub type Found<'a> = [Option<&'a [u8]>];
+
 /// The truth of an expression for a message; `None` is unknown.
-pub fn truth(
-    expression: &Expression,
-    properties: Properties<'_>,
-) -> Result<Option<bool>, Incomparable> {
-    match value(expression, properties)? {
+pub fn truth(expression: &Expression, found: &Found<'_>) -> Result<Option<bool>, Incomparable> {
+    match value(expression, found)? {
         Value::Bool(truth) => Ok(Some(truth)),
         Value::Null => Ok(None),
         _ => Err(Incomparable),
@@ -52,10 +54,7 @@ pub fn order_of_numbers(left: &Expression, right: &Expression) -> Option<Orderin
     order(constant(left)?, constant(right)?).ok()
 }
 
-fn value<'a>(
-    expression: &'a Expression,
-    properties: Properties<'a>,
-) -> Result<Value<'a>, Incomparable> {
+fn value<'a>(expression: &'a Expression, found: &Found<'a>) -> Result<Value<'a>, Incomparable> {
     Ok(match expression {
         Expression::Null => Value::Null,
         Expression::Bool(truth) => Value::Bool(*truth),
@@ -63,42 +62,42 @@ fn value<'a>(
         Expression::Long(number) => Value::Long(*number),
         Expression::Double(number) => Value::Double(*number),
         Expression::Text(text) => Value::Text(text),
-        Expression::Property(name) => properties.get(name).map_or(Value::Null, Value::Text),
-        Expression::Negate(inner) => match value(inner, properties)? {
+        Expression::Property(name) => found[name.slot].map_or(Value::Null, Value::Text),
+        Expression::Negate(inner) => match value(inner, found)? {
             Value::Int(number) => Value::Int(number.wrapping_neg()),
             Value::Long(number) => Value::Long(number.wrapping_neg()),
             Value::Double(number) => Value::Double(-number),
             _ => Value::Null,
         },
-        Expression::Not(inner) => truth(inner, properties)?.map(|truth| !truth).into(),
-        Expression::Cast(inner) => match value(inner, properties)? {
+        Expression::Not(inner) => truth(inner, found)?.map(|truth| !truth).into(),
+        Expression::Cast(inner) => match value(inner, found)? {
             Value::Null => Value::Null,
             Value::Bool(truth) => Value::Bool(truth),
             _ => Value::Bool(false),
         },
-        Expression::All(parts) => chain(parts, properties, false)?,
-        Expression::Any(parts) => chain(parts, properties, true)?,
+        Expression::All(parts) => chain(parts, found, false)?,
+        Expression::Any(parts) => chain(parts, found, true)?,
         Expression::Equal(operands) => {
             let [left, right] = operands.as_ref();
-            equal(value(left, properties)?, value(right, properties)?)?.into()
+            equal(value(left, found)?, value(right, found)?)?.into()
         }
         Expression::Compare(how, operands) => {
             let [left, right] = operands.as_ref();
-            ordered(value(left, properties)?, value(right, properties)?)?
+            ordered(value(left, found)?, value(right, found)?)?
                 .map(|order| how.holds(order))
                 .into()
         }
-        Expression::Between { operands, not } => between(operands, *not, properties)?,
+        Expression::Between { operands, not } => between(operands, *not, found)?,
         Expression::In {
             property,
             list,
             not,
-        } => match properties.get(property) {
+        } => match found[property.slot] {
             Some(text) => {
-                let found = list
+                let listed = list
                     .binary_search_by(|item| item.as_ref().cmp(text))
                     .is_ok();
-                Value::Bool(found != *not)
+                Value::Bool(listed != *not)
             }
             None => Value::Null,
         },
@@ -106,8 +105,8 @@ fn value<'a>(
             value: inner,
             part,
             not,
-        } => match value(inner, properties)? {
-            Value::Text(text) => Value::Bool(found(part, text).is_some_and(|found| found != *not)),
+        } => match value(inner, found)? {
+            Value::Text(text) => Value::Bool(has(part, text).is_some_and(|has| has != *not)),
             _ => Value::Bool(false),
         },
     })
@@ -117,12 +116,12 @@ fn value<'a>(
 /// one, and what stands behind it is not looked at.
 fn chain<'a>(
     parts: &'a [Expression],
-    properties: Properties<'a>,
+    found: &Found<'a>,
     decides: bool,
 ) -> Result<Value<'a>, Incomparable> {
     let mut unknown = false;
     for part in parts {
-        match truth(part, properties)? {
+        match truth(part, found)? {
             Some(truth) if truth == decides => return Ok(Value::Bool(decides)),
             Some(_) => {}
             None => unknown = true,
@@ -138,15 +137,15 @@ fn chain<'a>(
 fn between<'a>(
     operands: &'a [Expression; 3],
     not: bool,
-    properties: Properties<'a>,
+    found: &Found<'a>,
 ) -> Result<Value<'a>, Incomparable> {
     let [inner, low, high] = operands;
-    let inner = value(inner, properties)?;
-    let outside_low = ordered(inner, value(low, properties)?)?.map(Ordering::is_lt);
+    let inner = value(inner, found)?;
+    let outside_low = ordered(inner, value(low, found)?)?.map(Ordering::is_lt);
     if outside_low == Some(true) {
         return Ok(Value::Bool(not));
     }
-    let outside_high = ordered(inner, value(high, properties)?)?.map(Ordering::is_gt);
+    let outside_high = ordered(inner, value(high, found)?)?.map(Ordering::is_gt);
     Ok(match (outside_low, outside_high) {
         (_, Some(true)) => Value::Bool(not),
         (Some(_), Some(_)) => Value::Bool(!not),
@@ -155,7 +154,7 @@ fn between<'a>(
 }
 
 /// Whether the text has the part; `None` when an empty part was asked for.
-fn found(part: &Part, text: &[u8]) -> Option<bool> {
+fn has(part: &Part, text: &[u8]) -> Option<bool> {
     match part {
         Part::Anywhere(finder) => {
             (!finder.needle().is_empty()).then(|| finder.find(text).is_some())
@@ -223,6 +222,9 @@ fn doubles(left: f64, right: f64) -> Ordering {
 
 fn integer<T: std::str::FromStr>(text: &[u8]) -> Result<T, Incomparable> {
     // The same texts as Java's: a sign or none, then digits.
+    if text.len() > NUMBER_MAX {
+        return Err(Incomparable);
+    }
     std::str::from_utf8(text)
         .ok()
         .and_then(|text| text.parse().ok())
@@ -232,6 +234,9 @@ fn integer<T: std::str::FromStr>(text: &[u8]) -> Result<T, Incomparable> {
 /// A decimal number as Java's `Double.valueOf` takes it: blanks around it, a sign, `NaN`,
 /// `Infinity`, an `f` or `d` behind it. Hexadecimal ones are not taken.
 fn double(text: &[u8]) -> Result<f64, Incomparable> {
+    if text.len() > NUMBER_MAX {
+        return Err(Incomparable);
+    }
     let text = std::str::from_utf8(text).map_err(|_| Incomparable)?;
     let text = text.trim_matches(|c| c <= ' ');
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);

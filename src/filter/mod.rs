@@ -2,7 +2,7 @@
 //! (docs/behaviour.md, "SQL92 selectors").
 //!
 //! An expression is compiled once, when a client subscribes or a pull brings its own; looking at a
-//! message allocates nothing.
+//! message allocates nothing, unless the expression names very many properties.
 
 use std::fmt;
 
@@ -58,7 +58,14 @@ pub enum SelectorError {
 /// A compiled SQL92 expression.
 pub struct Selector {
     expression: Expression,
+    /// The properties it names, in ascending order: a property's slot is its place here.
+    names: Box<[Box<str>]>,
+    /// Parts of the expression.
+    parts: usize,
 }
+
+/// Properties whose values are found without an allocation.
+const FEW: usize = 32;
 
 impl Selector {
     /// Compiles an expression.
@@ -70,12 +77,50 @@ impl Selector {
         if text.len() > MAX_LENGTH {
             return Err(SelectorError::TooLong { length: text.len() });
         }
-        parser::parse(text).map(|expression| Self { expression })
+        let mut expression = parser::parse(text)?;
+        let mut names = Vec::new();
+        let parts = expression.each_name(&mut |name| names.push(name.text.clone()));
+        names.sort_unstable();
+        names.dedup();
+        expression.each_name(&mut |name| {
+            // Each is among them; were it not, the first one's value would be taken.
+            name.slot = names.binary_search(&name.text).unwrap_or_default();
+        });
+        Ok(Self {
+            expression,
+            names: names.into_boxed_slice(),
+            parts,
+        })
     }
 
     /// Whether a message with these properties is wanted. What cannot be compared is not.
     pub fn matches(&self, properties: Properties<'_>) -> bool {
-        evaluate::truth(&self.expression, properties) == Ok(Some(true))
+        if self.names.len() <= FEW {
+            return self.holds(properties, &mut [None; FEW]);
+        }
+        self.holds(properties, &mut vec![None; self.names.len()])
+    }
+
+    /// Looks at each property once, then at the expression.
+    fn holds<'a>(&self, properties: Properties<'a>, found: &mut evaluate::Found<'a>) -> bool {
+        for (name, value) in properties.iter() {
+            // Of several with the same name the last one counts.
+            if let Ok(slot) = self
+                .names
+                .binary_search_by(|wanted| wanted.as_bytes().cmp(name))
+            {
+                found[slot] = Some(value);
+            }
+        }
+        evaluate::truth(&self.expression, found) == Ok(Some(true))
+    }
+
+    /// What [`Selector::matches`] takes for these properties, in steps of about a nanosecond.
+    pub fn work(&self, properties: Properties<'_>) -> usize {
+        /// Steps of one part of an expression.
+        const PART: usize = 16;
+        let searches = 1 + self.names.len().checked_ilog2().unwrap_or_default() as usize;
+        PART * self.parts + searches * properties.as_bytes().len()
     }
 }
 

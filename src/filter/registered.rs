@@ -15,7 +15,11 @@ use crate::persist::{File, LoadError, Persist};
 use crate::state_json::JsonWriter;
 
 /// Most filters that are kept; of more the later ones are not written down.
-pub const MAX_FILTERS: usize = 100_000;
+const MAX_FILTERS: usize = 100_000;
+/// Most bytes of them; the same holds.
+const MAX_BYTES: usize = 64 << 20;
+/// What a filter counts for besides its texts, in bytes.
+const FILTER_BYTES: usize = 400;
 /// Filters of a stopped broker count as unused since this long before its next start.
 const DEAD_BEFORE_START_MS: i64 = 30_000;
 
@@ -47,7 +51,69 @@ struct FilterFile {
     filter_data_by_topic: BTreeMap<String, TopicFilters>,
 }
 
-type Table = BTreeMap<Arc<str>, BTreeMap<Arc<str>, Filter>>;
+/// The filters of one group, by topic.
+type Filters = BTreeMap<Arc<str>, Filter>;
+
+/// The filters of all groups; a reader keeps what it reads.
+#[derive(Default)]
+struct Table {
+    groups: BTreeMap<Arc<str>, Arc<Filters>>,
+    filters: usize,
+    bytes: usize,
+}
+
+impl Table {
+    /// Puts the filters of a group in the place of what it has, if there is room. `false`: there
+    /// is none, and nothing changes.
+    fn replace(&mut self, group: &str, filters: Filters) -> bool {
+        let old = self.groups.get(group);
+        let (old_count, old_bytes) = old.map_or((0, 0), |old| (old.len(), bytes_of(group, old)));
+        let (count, bytes) = (filters.len(), bytes_of(group, &filters));
+        let all = self.filters - old_count + count;
+        let all_bytes = self.bytes - old_bytes + bytes;
+        let grows = count > old_count || bytes > old_bytes;
+        if grows && (all > MAX_FILTERS || all_bytes > MAX_BYTES) {
+            return false;
+        }
+        (self.filters, self.bytes) = (all, all_bytes);
+        if filters.is_empty() {
+            self.groups.remove(group);
+        } else if let Some(held) = self.groups.get_mut(group) {
+            *held = Arc::new(filters);
+        } else {
+            self.groups.insert(Arc::from(group), Arc::new(filters));
+        }
+        true
+    }
+
+    /// Forgets the filters for which `is_kept` is false.
+    fn retain(&mut self, is_kept: impl Fn(&Filter) -> bool) {
+        let changed: Vec<(Arc<str>, Filters)> = self
+            .groups
+            .iter()
+            .filter(|(_, filters)| !filters.values().all(&is_kept))
+            .map(|(group, filters)| {
+                let mut kept = Filters::clone(filters);
+                kept.retain(|_, filter| is_kept(filter));
+                (Arc::clone(group), kept)
+            })
+            .collect();
+        for (group, kept) in changed {
+            self.replace(&group, kept);
+        }
+    }
+}
+
+/// What the filters of a group take, roughly, in memory and in the file.
+fn bytes_of(group: &str, filters: &Filters) -> usize {
+    let one = |(topic, filter): (&Arc<str>, &Filter)| {
+        FILTER_BYTES
+            + 2 * (group.len() + topic.len())
+            + filter.expression.len()
+            + filter.expression_type.len()
+    };
+    filters.iter().map(one).sum()
+}
 
 /// The filters of all groups, by group and topic.
 pub struct RegisteredFilters {
@@ -94,14 +160,20 @@ impl RegisteredFilters {
         let file = persist
             .load(File::ConsumerFilters, parse)?
             .unwrap_or_default();
-        let mut table = Table::new();
+        let mut groups: BTreeMap<Arc<str>, Filters> = BTreeMap::new();
         for (topic, filters) in file.filter_data_by_topic {
             for (group, mut filter) in filters.group_filter_data {
                 if !filter.is_dead() {
                     filter.dead_time = (now_ms - DEAD_BEFORE_START_MS).max(filter.born_time);
                 }
-                let of_group = table.entry(group.into()).or_default();
+                let of_group = groups.entry(group.into()).or_default();
                 of_group.insert(Arc::from(topic.as_str()), filter);
+            }
+        }
+        let mut table = Table::default();
+        for (group, filters) in groups {
+            if !table.replace(&group, filters) {
+                tracing::warn!(%group, "consumerFilter.json: more filters than are kept, left out");
             }
         }
         Ok(Self {
@@ -120,14 +192,13 @@ impl RegisteredFilters {
     /// A heartbeat named these subscriptions, all of the group's.
     pub fn register(&self, group: &str, subscriptions: &[Registration<'_>], now_ms: i64) {
         let mut table = self.table();
+        let known = table.groups.get(group).map(Arc::clone).unwrap_or_default();
         let any = subscriptions.iter().any(|s| s.kind == SQL92);
-        if !any && !table.contains_key(group) {
+        if !any && known.is_empty() {
             return;
         }
-        let room = MAX_FILTERS.saturating_sub(table.values().map(BTreeMap::len).sum());
-        let filters = table.entry(Arc::from(group)).or_default();
-        let before = filters.clone();
-        for (topic, filter) in filters.iter_mut() {
+        let mut filters = Filters::clone(&known);
+        for (topic, filter) in &mut filters {
             let named = subscriptions.iter().any(|s| s.topic == &**topic);
             if !named && !filter.is_dead() {
                 filter.dead_time = now_ms;
@@ -136,23 +207,35 @@ impl RegisteredFilters {
         for subscription in subscriptions.iter().filter(|s| s.kind == SQL92) {
             if let Some(known) = filters.get_mut(subscription.topic) {
                 renew(known, subscription, now_ms);
-            } else if filters.len() < before.len() + room {
-                let filter = fresh(subscription, now_ms);
-                filters.insert(Arc::from(subscription.topic), filter);
+            } else {
+                filters.insert(Arc::from(subscription.topic), fresh(subscription, now_ms));
             }
         }
-        if *filters != before {
-            self.persist.changed(File::ConsumerFilters);
+        if filters == *known {
+            return;
         }
+        if !table.replace(group, filters.clone()) {
+            // Those that nobody uses make room.
+            table.retain(|filter| !filter.is_dead());
+            if !table.replace(group, filters) {
+                tracing::debug!(group, "filters not written down: there are too many");
+                return;
+            }
+        }
+        self.persist.changed(File::ConsumerFilters);
     }
 
     /// The group lost its last consumer.
     pub fn unregister(&self, group: &str, now_ms: i64) {
         let mut table = self.table();
-        let Some(filters) = table.get_mut(group) else {
+        let Some(filters) = table.groups.get_mut(group) else {
             return;
         };
-        for filter in filters.values_mut().filter(|filter| !filter.is_dead()) {
+        if filters.values().all(Filter::is_dead) {
+            return;
+        }
+        let filters = Arc::make_mut(filters).values_mut();
+        for filter in filters.filter(|filter| !filter.is_dead()) {
             filter.dead_time = now_ms;
         }
         self.persist.changed(File::ConsumerFilters);
@@ -161,18 +244,17 @@ impl RegisteredFilters {
     /// The text of the file, without filters that nobody used for long; `None` while there never
     /// was one.
     pub fn text(&self, now_ms: i64) -> Option<String> {
-        let mut table = self.table();
-        if table.is_empty() && !self.persist.path(File::ConsumerFilters).exists() {
+        let groups = {
+            let mut table = self.table();
+            table.retain(|filter| !filter.is_dead() || now_ms - filter.dead_time < self.kept_ms);
+            table.groups.clone()
+        };
+        if groups.is_empty() && !self.persist.path(File::ConsumerFilters).exists() {
             return None;
         }
-        for filters in table.values_mut() {
-            filters
-                .retain(|_, filter| !filter.is_dead() || now_ms - filter.dead_time < self.kept_ms);
-        }
-        table.retain(|_, filters| !filters.is_empty());
         let mut by_topic: BTreeMap<&str, Vec<(&str, &Filter)>> = BTreeMap::new();
-        for (group, filters) in table.iter() {
-            for (topic, filter) in filters {
+        for (group, filters) in &groups {
+            for (topic, filter) in filters.iter() {
                 by_topic.entry(topic).or_default().push((group, filter));
             }
         }
@@ -270,7 +352,7 @@ mod tests {
     }
 
     fn only(filters: &RegisteredFilters) -> Filter {
-        filters.table()["G"]["T"].clone()
+        filters.table().groups["G"]["T"].clone()
     }
 
     #[test]
@@ -289,7 +371,7 @@ mod tests {
         let filters = reopen(&filters, dir.path(), 300_000 + KEPT_MS - 1);
         assert_eq!(only(&filters).dead_time, 300_000);
         let filters = reopen(&filters, dir.path(), 300_000 + KEPT_MS);
-        assert!(filters.table().is_empty());
+        assert!(filters.table().groups.is_empty());
     }
 
     #[test]
@@ -315,6 +397,37 @@ mod tests {
         filters.register("G", &[], 20);
         assert_eq!(only(&filters).dead_time, 20);
         filters.register("plain", &[], 20);
-        assert!(!filters.table().contains_key("plain"));
+        assert!(!filters.table().groups.contains_key("plain"));
+    }
+
+    #[test]
+    fn selectors_of_clients_cannot_fill_the_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let filters = open(dir.path(), 0);
+        let long = "a".repeat(4 << 20);
+        let register = |group: usize, now| {
+            let one = Registration {
+                topic: "T",
+                kind: SQL92,
+                expression: &long,
+                version: 1,
+            };
+            filters.register(&format!("g{group}"), &[one], now);
+        };
+        (0..100).for_each(|group| register(group, 1));
+        let kept = filters.table().groups.len();
+        assert_eq!(kept, 15, "of 4 MiB each, within 64 MiB");
+        assert!(filters.table().bytes <= MAX_BYTES);
+        filters.unregister("g0", 2);
+        register(99, 3);
+        let table = filters.table();
+        assert!(!table.groups.contains_key("g0") && table.groups.contains_key("g99"));
+        drop(table);
+        for group in 0..100 {
+            filters.unregister(&format!("g{group}"), 4);
+        }
+        filters.text(4 + KEPT_MS);
+        let table = filters.table();
+        assert_eq!((table.filters, table.bytes), (0, 0));
     }
 }

@@ -38,6 +38,20 @@ impl Comparison {
     }
 }
 
+/// A property that an expression names.
+pub struct Name {
+    pub text: Box<str>,
+    /// Its place among the names of the whole expression; known once all of it is read.
+    pub slot: usize,
+}
+
+impl From<&str> for Name {
+    fn from(text: &str) -> Self {
+        let text = text.into();
+        Self { text, slot: 0 }
+    }
+}
+
 /// Where in a text another is looked for.
 pub enum Part {
     Anywhere(Box<memmem::Finder<'static>>),
@@ -53,7 +67,7 @@ pub enum Expression {
     Long(i64),
     Double(f64),
     Text(Box<[u8]>),
-    Property(Box<str>),
+    Property(Name),
     Negate(Box<Expression>),
     Not(Box<Expression>),
     /// A property where a truth value is needed: present or not, it is never true.
@@ -68,7 +82,7 @@ pub enum Expression {
         not: bool,
     },
     In {
-        property: Box<str>,
+        property: Name,
         /// In ascending order.
         list: Box<[Box<[u8]>]>,
         not: bool,
@@ -259,6 +273,29 @@ impl Node {
 }
 
 impl Expression {
+    /// Calls `visit` with each name of a property, and counts the parts of the expression.
+    pub fn each_name(&mut self, visit: &mut dyn FnMut(&mut Name)) -> usize {
+        let mut inner =
+            |all: &mut [Self]| -> usize { all.iter_mut().map(|one| one.each_name(visit)).sum() };
+        1 + match self {
+            Self::Property(name) | Self::In { property: name, .. } => {
+                visit(name);
+                0
+            }
+            Self::Negate(one) | Self::Not(one) | Self::Cast(one) => one.each_name(visit),
+            Self::Search { value, .. } => value.each_name(visit),
+            Self::All(parts) | Self::Any(parts) => inner(parts),
+            Self::Equal(operands) | Self::Compare(_, operands) => inner(operands.as_mut_slice()),
+            Self::Between { operands, .. } => inner(operands.as_mut_slice()),
+            Self::Null
+            | Self::Bool(_)
+            | Self::Int(_)
+            | Self::Long(_)
+            | Self::Double(_)
+            | Self::Text(_) => 0,
+        }
+    }
+
     /// Whether this is true, false or unknown, whatever the message.
     fn is_truth(&self) -> bool {
         !matches!(
@@ -312,7 +349,7 @@ impl fmt::Display for Expression {
             Self::Long(number) => write!(f, "{number}"),
             Self::Double(number) => write!(f, "{number}"),
             Self::Text(text) => f.write_str(&quoted(text)),
-            Self::Property(name) => f.write_str(name),
+            Self::Property(name) => f.write_str(&name.text),
             Self::Negate(value) => write!(f, "(- {value})"),
             Self::Not(value) => write!(f, "(NOT {value})"),
             Self::Cast(value) => write!(f, "{value}"),
@@ -332,7 +369,13 @@ impl fmt::Display for Expression {
                 not,
             } => {
                 let list: Vec<String> = list.iter().map(|text| quoted(text)).collect();
-                write!(f, "({property} {}IN ({}))", negation(*not), list.join(", "))
+                write!(
+                    f,
+                    "({} {}IN ({}))",
+                    property.text,
+                    negation(*not),
+                    list.join(", ")
+                )
             }
             Self::Search { value, part, not } => {
                 let (name, text) = match part {

@@ -251,3 +251,25 @@ fn bloom_filters_have_the_shape_of_apaches() {
     let name = "selector-j497-lead-4-9-7";
     assert_eq!(shape.positions(name, name), [48, 62, 29]);
 }
+
+#[test]
+fn a_selector_looks_at_each_property_once() {
+    // Each name is missing, or stands there twice.
+    let names: Vec<String> = (0..900).map(|number| format!("p{number}")).collect();
+    let terms: Vec<String> = names.iter().map(|name| format!("{name} = 'x'")).collect();
+    let selector = Selector::compile(&terms.join(" OR ")).unwrap();
+    let pairs: Vec<_> = names.iter().step_by(2).map(|name| (&**name, "y")).collect();
+    let mut bytes = properties(&pairs);
+    assert!(!selector.matches(Properties::new(&bytes)));
+    let steps = selector.work(Properties::new(&bytes));
+    assert!(steps < 200_000, "{steps} steps for one message");
+    bytes.extend(properties(&[("p898", "x")]));
+    assert!(selector.matches(Properties::new(&bytes)), "the last counts");
+}
+
+#[test]
+fn a_text_of_many_digits_is_no_number() {
+    let digits = "1".repeat(1025);
+    unwanted("a > 1.0", &[("a", &digits)]);
+    wanted("a > 1.0", &[("a", &digits[1..])]);
+}

@@ -17,7 +17,7 @@ use saturnmq_net::messages::heartbeat::{
 use crate::answer::{Answer, Channel, CoreMessage, Reply, Request, SYSTEM_ERROR, V5_0_0};
 use crate::broker::Broker;
 use crate::clients::{
-    ConsumeType, ConsumerHeartbeat, Member, MessageModel, Registered, SubscriptionsFull,
+    ClientsFull, ConsumeType, ConsumerHeartbeat, Member, MessageModel, Registered,
 };
 use crate::core::now_ms;
 use crate::filter::registered::Registration;
@@ -26,7 +26,7 @@ use crate::handler::SUBSCRIPTION_PARSE_FAILED;
 use crate::handler::pull_checks::unsupported;
 use crate::names;
 use crate::persist::Ticket;
-use crate::subscription::{Subscription, is_tag, own_filter, subscriptions};
+use crate::subscription::{is_tag, own_filter, subscriptions};
 use crate::topics::{PERM_READ, PERM_WRITE, TopicConfig};
 
 /// Longest client id or producer group that is kept.
@@ -41,7 +41,7 @@ pub fn next_opaque() -> i32 {
 }
 
 fn body<T: serde::de::DeserializeOwned>(request: &Request<'_>) -> Result<T, Reply> {
-    fastjson::from_slice(request.command.body)
+    fastjson::from_client(request.command.body)
         .map_err(|error| Reply::error(SYSTEM_ERROR, format!("the body: {error}")))
 }
 
@@ -72,7 +72,7 @@ pub fn heartbeat(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Ans
         without_subscriptions: data.without_sub && data.heartbeat_fingerprint != 0,
         subscription_changed: data.heartbeat_fingerprint == 0,
         ticket: None,
-        too_large: None,
+        refused: None,
         now,
     };
     for consumer in data.consumer_data_set {
@@ -80,12 +80,13 @@ pub fn heartbeat(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Ans
     }
     for producer in data.producer_data_set {
         if producer.group_name.len() <= NAME_MAX && !producer.group_name.is_empty() {
-            broker
+            let registered = broker
                 .clients
                 .register_producer(&producer.group_name, &member, now);
+            beat.refused = beat.refused.or(registered.err());
         }
     }
-    if let Some(full) = beat.too_large {
+    if let Some(full) = beat.refused {
         return Reply::error(SYSTEM_ERROR, full.to_string()).into();
     }
     let mut reply = Reply::success();
@@ -109,7 +110,7 @@ struct Heartbeat<'a> {
     without_subscriptions: bool,
     subscription_changed: bool,
     ticket: Option<Ticket>,
-    too_large: Option<SubscriptionsFull>,
+    refused: Option<ClientsFull>,
     now: i64,
 }
 
@@ -137,9 +138,6 @@ impl Heartbeat<'_> {
         let known = self.broker.clients.consumer(&consumer.group_name).is_some();
         let subscriptions = (!self.without_subscriptions)
             .then(|| subscriptions(consumer.subscription_data_set, live.filter_support_retry));
-        if let Some(subscriptions) = &subscriptions {
-            self.keep_filters(&consumer.group_name, subscriptions);
-        }
         let heartbeat = ConsumerHeartbeat {
             group: consumer.group_name,
             consume_type: consumer.consume_type,
@@ -151,12 +149,15 @@ impl Heartbeat<'_> {
         let Registered {
             changed,
             fingerprint_differed,
-            too_large,
+            refused,
         } = self
             .broker
             .clients
             .register_consumer(heartbeat, self.member, self.now);
-        self.too_large = self.too_large.or(too_large);
+        self.refused = self.refused.or(refused);
+        if !self.without_subscriptions && refused.is_none() {
+            self.keep_filters(&group.config.name);
+        }
         self.subscription_changed |= fingerprint_differed || (self.without_subscriptions && !known);
         if changed {
             notify(
@@ -168,9 +169,13 @@ impl Heartbeat<'_> {
     }
 
     /// Writes the selectors of a group down.
-    fn keep_filters(&self, group: &str, subscriptions: &[Subscription]) {
-        let registrations: Vec<Registration<'_>> = subscriptions
-            .iter()
+    fn keep_filters(&self, group: &str) {
+        let Some(view) = self.broker.clients.consumer(group).map(|held| held.view()) else {
+            return;
+        };
+        let registrations: Vec<Registration<'_>> = view
+            .subscriptions
+            .values()
             .filter(|subscription| subscription.filter.is_some())
             .map(|subscription| Registration {
                 topic: &subscription.data.topic,

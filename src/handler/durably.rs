@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::answer::{CoreMessage, Reply, ReplySlot, SYSTEM_ERROR};
+use crate::answer::{CoreMessage, Reply, ReplySlot, SYSTEM_ERROR, WorkJob};
 use crate::broker::Broker;
 use crate::persist::Ticket;
+use crate::services::{Job, ServiceContext, Work};
 
 /// Sends `reply` to `slot` once every change of `tickets` is durable, or the error of the first
 /// file that cannot be written.
@@ -19,6 +20,34 @@ pub fn reply(broker: Arc<Broker>, slot: ReplySlot, mut tickets: Vec<Ticket>, rep
         .when_durable(ticket, move |written| match written {
             Ok(()) => self::reply(next, slot, tickets, reply),
             Err(error) => post(&next, slot, Reply::error(SYSTEM_ERROR, error.to_string())),
+        });
+}
+
+/// Goes on with `job` on the services thread once the change is durable: no message is acknowledged
+/// in a topic that a crash may take away.
+pub fn then(services: &ServiceContext, ticket: Ticket, slot: ReplySlot, job: WorkJob) {
+    let broker = Arc::clone(&services.broker);
+    services
+        .broker
+        .persist
+        .when_durable(ticket, move |written| {
+            let work = Work::Open(job);
+            let refused = match written {
+                Ok(()) => {
+                    let readable_from = 0;
+                    let job = Job {
+                        slot,
+                        readable_from,
+                        work,
+                    };
+                    match broker.services.submit(job) {
+                        Ok(()) => return,
+                        Err(_) => Reply::overload(),
+                    }
+                }
+                Err(error) => Reply::error(SYSTEM_ERROR, error.to_string()),
+            };
+            post(&broker, slot, refused);
         });
 }
 

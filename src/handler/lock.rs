@@ -11,7 +11,7 @@ use crate::core::now_ms;
 const NAME_MAX: usize = 1024;
 
 fn decode(request: &Request<'_>) -> Result<LockBatchRequest, Answer> {
-    let body: LockBatchRequest = fastjson::from_slice(request.command.body)
+    let body: LockBatchRequest = fastjson::from_client(request.command.body)
         .map_err(|error| Reply::error(SYSTEM_ERROR, format!("the body: {error}")))?;
     if body.consumer_group.len() > NAME_MAX || body.client_id.len() > NAME_MAX {
         return Err(Reply::error(SYSTEM_ERROR, "a name in the body is too long").into());

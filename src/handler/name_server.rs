@@ -192,7 +192,7 @@ fn register_topic(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(topic) => topic,
         Err(error) => return error.into(),
     };
-    let route: TopicRouteData = match fastjson::from_slice(request.command.body) {
+    let route: TopicRouteData = match fastjson::from_client(request.command.body) {
         Ok(route) => route,
         Err(error) => return Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
     };
@@ -333,7 +333,7 @@ fn query_version(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(header) => header,
         Err(error) => return error.into(),
     };
-    let asked: DataVersion = match fastjson::from_slice(request.command.body) {
+    let asked: DataVersion = match fastjson::from_client(request.command.body) {
         Ok(asked) => asked,
         Err(error) => return Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
     };
@@ -432,10 +432,13 @@ fn delete_kv(broker: &Broker, request: &Request<'_>) -> Answer {
     let (Some(namespace), Some(key)) = (ext.get("namespace"), ext.get("key")) else {
         return Reply::error(response::SYSTEM_ERROR, "namespace or key is null").into();
     };
-    if let Some(table) = broker.name_server.kv().config_table.get_mut(namespace) {
-        table.remove(key);
-    }
-    Answer::After(broker.persist.changed(File::NameServerKv), Reply::success())
+    let mut kv = broker.name_server.kv();
+    let ticket = if kv.delete(namespace, key) {
+        broker.persist.changed(File::NameServerKv)
+    } else {
+        broker.persist.latest(File::NameServerKv)
+    };
+    Answer::After(ticket, Reply::success())
 }
 
 fn list_kv(broker: &Broker, request: &Request<'_>) -> Answer {

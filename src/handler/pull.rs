@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use saturnmq_net::command::ReplyTo;
-use saturnmq_net::driver::{ConnectionId, Outbox};
+use saturnmq_net::driver::{ConnectionId, Outbox, Room};
 use saturnmq_storage::config::{PullLimits, memory_distance};
 use saturnmq_storage::dispatch::WakeQueue;
 use saturnmq_storage::queue_table::Queue;
@@ -39,10 +39,14 @@ pub use moved::ask_again;
 const DISPATCH_WAIT: Duration = Duration::from_secs(1);
 /// Parked requests looked at again per pass; the rest follow in the next one.
 const LOOKS_PER_PASS: usize = 8192;
+/// How long a pass looks at them; the rest follow in the next one.
+const LOOKS_TIME: Duration = Duration::from_millis(2);
 /// Bytes not sent to a client above which its waiting pulls get no messages, but are to ask again.
-pub(crate) const CROWDED: usize = 4 << 20;
+const CROWDED: usize = 4 << 20;
 /// Most bytes of records in one response: it must fit a frame of 16 MiB.
 const MAX_BODY: usize = 15 << 20;
+/// Steps of a selector after which a pull ends, with or without messages: about a millisecond.
+const MAX_FILTER_WORK: usize = 1 << 20;
 /// Which messages a pull wants.
 #[derive(Clone)]
 pub enum Filter {
@@ -114,7 +118,10 @@ pub struct Pulls {
     /// Requests that wait for the dispatcher: log offset and parked index, in order.
     behind: VecDeque<(u64, u32, ConnectionId)>,
     core: usize,
+    /// Waiting requests to look at, and how many of them were.
     looked: Vec<u32>,
+    looked_at: usize,
+    expired: Vec<u32>,
 }
 
 impl Pulls {
@@ -133,6 +140,8 @@ impl Pulls {
             behind: VecDeque::new(),
             core,
             looked: Vec::new(),
+            looked_at: 0,
+            expired: Vec::new(),
         }
     }
 
@@ -148,7 +157,7 @@ impl Pulls {
 
     /// Whether a queue grew that something waits for, or the dispatcher got far enough.
     pub fn has_work(&self, broker: &Broker) -> bool {
-        !self.wakes.is_empty() || self.is_dispatched(broker)
+        self.looked_at < self.looked.len() || !self.wakes.is_empty() || self.is_dispatched(broker)
     }
 
     /// Number of parked requests.
@@ -275,6 +284,9 @@ enum Read {
 
 /// Reads from where the pull has come to; writes the response if there are messages.
 fn read(core: &mut Core, conn: ConnectionId, pull: &mut Pull, io: &mut Outbox) -> Read {
+    if is_refused(pull, conn, io) {
+        return Read::Answered;
+    }
     let limits = pull_limits(&core.broker.live.load());
     let Some(out) = io.buffer(conn) else {
         return Read::Answered;
@@ -282,6 +294,7 @@ fn read(core: &mut Core, conn: ConnectionId, pull: &mut Pull, io: &mut Outbox) -
     match found(out, pull, &mut core.pulls.reader, &limits) {
         Ok(PullOutcome::Ready(pulled)) if pulled.status == PullStatus::Found => {
             let (messages, bytes) = (u64::from(pulled.count), pulled.bytes as u64);
+            io.wrote(pulled.bytes);
             pull.topic.traffic.get(&pull.counted, messages, bytes);
             core.broker.stats.thread(core.index).found(messages, bytes);
             Read::Answered
@@ -324,6 +337,7 @@ pub fn in_memory(live: &LiveConfig) -> u64 {
 pub fn pull_limits(live: &LiveConfig) -> PullLimits {
     PullLimits {
         max_filter_bytes: live.max_filter_bytes,
+        max_filter_work: MAX_FILTER_WORK,
         max_bytes_in_memory: live.transfer_bytes_in_memory,
         max_count_in_memory: live.transfer_count_in_memory,
         max_bytes_on_disk: live.transfer_bytes_on_disk,
@@ -384,24 +398,36 @@ fn answer_end(conn: ConnectionId, to: ReplyTo, queue: &Queue, io: &mut Outbox) {
 /// Looks again at what waits for queues that grew, for the dispatcher, and for deadlines.
 pub fn wake(core: &mut Core, now: Instant, io: &mut Outbox) {
     let mut looked = std::mem::take(&mut core.pulls.looked);
-    looked.clear();
-    if core.pulls.wakes.take_overflow() {
-        core.pulls.parked.all(&mut looked);
+    if core.pulls.looked_at == looked.len() {
+        looked.clear();
+        core.pulls.looked_at = 0;
+        if core.pulls.wakes.take_overflow() {
+            core.pulls.parked.all(&mut looked);
+        }
+        while looked.len() < LOOKS_PER_PASS
+            && let Some(slot) = core.pulls.wakes.pop()
+        {
+            core.pulls.parked.waiting_for(slot, &mut looked);
+        }
     }
-    while looked.len() < LOOKS_PER_PASS
-        && let Some(slot) = core.pulls.wakes.pop()
-    {
-        core.pulls.parked.waiting_for(slot, &mut looked);
-    }
-    for index in looked.drain(..) {
-        look(core, index, io);
-    }
-    caught_up(core, io);
-    core.pulls.parked.expired(now, &mut looked);
-    for index in looked.drain(..) {
-        expire(core, index, io);
+    let began = Instant::now();
+    // What an index stands for may be another request by the next pass: one that is looked at for
+    // nothing.
+    while let Some(index) = looked.get(core.pulls.looked_at) {
+        core.pulls.looked_at += 1;
+        look(core, *index, io);
+        if began.elapsed() >= LOOKS_TIME {
+            break;
+        }
     }
     core.pulls.looked = looked;
+    caught_up(core, io);
+    let mut expired = std::mem::take(&mut core.pulls.expired);
+    core.pulls.parked.expired(now, &mut expired);
+    for index in expired.drain(..) {
+        expire(core, index, io);
+    }
+    core.pulls.expired = expired;
 }
 
 /// A queue grew: a waiting pull is answered if a message matches, else it goes on waiting.
@@ -418,10 +444,6 @@ fn look(core: &mut Core, index: u32, io: &mut Outbox) {
         core.pulls.parked.take(index);
         return gone(&pull, conn, io);
     }
-    if io.unsent(conn) > CROWDED {
-        core.pulls.parked.take(index);
-        return again(&pull, conn, io);
-    }
     loop {
         match read(core, conn, &mut pull, io) {
             Read::Answered => {
@@ -431,6 +453,11 @@ fn look(core: &mut Core, index: u32, io: &mut Outbox) {
             Read::Nothing(pulled) => {
                 let code = code_of(pulled.status, pull.offset);
                 if !matches!(code, PULL_NOT_FOUND | PULL_RETRY_IMMEDIATELY) {
+                    core.pulls.parked.take(index);
+                    return nothing(&pull, &pulled, conn, io);
+                }
+                if code == PULL_RETRY_IMMEDIATELY && pulled.next_begin < pulled.max {
+                    // It took its share, and there is more to look at.
                     core.pulls.parked.take(index);
                     return nothing(&pull, &pulled, conn, io);
                 }
@@ -451,8 +478,18 @@ fn gone(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {
     write_reply(io, conn, pull.to, &Reply::error(TOPIC_NOT_EXIST, remark));
 }
 
+/// Whether there is no room for messages at the moment; the pull is answered then.
+pub(crate) fn is_refused(pull: &Pull, conn: ConnectionId, io: &mut Outbox) -> bool {
+    match io.room(conn, CROWDED) {
+        Room::Enough => return false,
+        Room::Crowded => again(pull, conn, io),
+        Room::None => write_reply(io, conn, pull.to, &Reply::overload()),
+    }
+    true
+}
+
 /// Has the client ask again from where the pull has come to.
-pub(crate) fn again(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {
+fn again(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {
     let none = pulled_none(pull, PullStatus::NoMatchedMessage, pull.scanned);
     nothing(pull, &none, conn, io);
 }
@@ -511,9 +548,6 @@ fn expire(core: &mut Core, index: u32, io: &mut Outbox) {
     };
     if core.broker.topics.get(&pull.topic.config.name).is_none() {
         return gone(&pull, conn, io);
-    }
-    if io.unsent(conn) > CROWDED {
-        return again(&pull, conn, io);
     }
     if let Read::Nothing(pulled) = read(core, conn, &mut pull, io) {
         nothing(&pull, &pulled, conn, io);

@@ -62,6 +62,9 @@ pub fn reply(broker: &Broker, request: &Request<'_>) -> Answer {
     if let Some(refusal) = send_checks::refuse(broker, request, &send, &topic) {
         return refusal;
     }
+    if let Some(ticket) = broker.awaited(&topic) {
+        return Answer::Rerun(ticket);
+    }
     let limit = broker.live.load().max_message_size;
     if request.command.body.len() > limit {
         let remark = format!("the message is illegal: its body exceeds the limit of {limit}B");

@@ -173,9 +173,7 @@ pub fn send(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
     if let Some(refusal) = send_checks::refuse(broker, request, &send, &topic) {
         return refusal;
     }
-    if let Some(ticket) = topic.ticket()
-        && !broker.persist.is_durable(ticket)
-    {
+    if let Some(ticket) = broker.awaited(&topic) {
         return Answer::Rerun(ticket);
     }
     let queue_id = match send.queue_id {

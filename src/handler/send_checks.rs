@@ -172,9 +172,9 @@ pub fn own_topic(broker: &Broker, name: &str, queues: i32) -> Result<Arc<Topic>,
             broker.topics.create_if_absent(config).0
         }
     };
-    match topic.ticket() {
-        Some(ticket) if !broker.persist.is_durable(ticket) => Err(Answer::Rerun(ticket)),
-        _ => Ok(topic),
+    match broker.awaited(&topic) {
+        Some(ticket) => Err(Answer::Rerun(ticket)),
+        None => Ok(topic),
     }
 }
 

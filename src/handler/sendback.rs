@@ -8,15 +8,14 @@ use saturnmq_storage::append_queue::PushError;
 use saturnmq_storage::format::message::MessageParts;
 use saturnmq_storage::format::record::Record;
 
-use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR};
+use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR, WorkJob};
 use crate::broker::Broker;
 use crate::groups::FoundGroup;
 use crate::handler::properties::{self, PropertyScan};
 use crate::handler::send_checks::{closed_store, own_topic, unavailable};
 use crate::handler::{NO_PERMISSION, SUBSCRIPTION_GROUP_NOT_EXIST, V3_4_9, durably, faq};
 use crate::names;
-use crate::persist::Ticket;
-use crate::services::{Job, ServiceContext, Work};
+use crate::services::ServiceContext;
 use crate::topics::{PERM_WRITE, Topic};
 use crate::traffic::GroupTraffic;
 
@@ -90,7 +89,10 @@ fn read(services: &mut ServiceContext, slot: ReplySlot, back: Back) {
         Ok(true) => match Record::decode(&bytes) {
             Ok(record) => match dead_letters(&services.broker, &back, &record) {
                 Ok(dead) => append(services, slot, &back, &record, dead),
-                Err(Answer::Rerun(ticket)) => read_when_durable(services, ticket, slot, back),
+                Err(Answer::Rerun(ticket)) => {
+                    let again: WorkJob = Box::new(move |services, slot| read(services, slot, back));
+                    durably::then(services, ticket, slot, again);
+                }
                 Err(Answer::Reply(reply)) => services.reply(slot, reply),
                 Err(_) => services.reply(slot, failed("the dead letter topic cannot be used")),
             },
@@ -116,30 +118,6 @@ fn dead_letters(
     } else {
         Ok(None)
     }
-}
-
-/// Goes on once the dead letter topic is on disk: no message is acknowledged in a topic that a
-/// crash may take away.
-fn read_when_durable(services: &ServiceContext, ticket: Ticket, slot: ReplySlot, back: Back) {
-    let broker = Arc::clone(&services.broker);
-    services
-        .broker
-        .persist
-        .when_durable(ticket, move |written| {
-            let again = match written {
-                Ok(()) => Job {
-                    slot,
-                    readable_from: 0,
-                    work: Work::Open(Box::new(move |services, slot| read(services, slot, back))),
-                },
-                Err(error) => {
-                    return durably::reply(broker, slot, Vec::new(), failed(&error.to_string()));
-                }
-            };
-            if broker.services.submit(again).is_err() {
-                durably::reply(broker, slot, Vec::new(), Reply::overload());
-            }
-        });
 }
 
 /// The copy's properties, and its delay level; 0 for a dead letter.

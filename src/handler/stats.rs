@@ -2,6 +2,8 @@
 //! (docs/behaviour.md, Consume statistics).
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use saturnmq_net::fastjson::BodyError;
 use saturnmq_net::messages::broker::ViewBrokerStats;
@@ -15,12 +17,13 @@ use saturnmq_net::messages::stats::{
 use saturnmq_net::messages::topic::{TopicAndGroup, TopicName};
 use saturnmq_storage::error::ReadError;
 
-use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
+use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
+use crate::groups::Group;
 use crate::handler::TOPIC_NOT_EXIST;
 use crate::handler::topic::json_reply;
 use crate::names;
-use crate::services::ServiceContext;
+use crate::services::{Job, ServiceContext, Work};
 use crate::state_json::now_ms;
 
 /// An answer whose body writes itself.
@@ -189,28 +192,64 @@ pub fn broker_consume_stats(_broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(asked) => asked,
         Err(error) => return error.into(),
     };
-    Answer::Later(Box::new(move |services| {
+    Answer::Work(Box::new(move |services, slot| {
         let (_, groups) = services.broker.groups.snapshot();
-        let mut list = ConsumeStatsList {
+        let list = ConsumeStatsList {
             broker_addr: services.broker.address(),
             ..ConsumeStatsList::default()
         };
-        for group in groups {
+        let walk = Walk {
+            groups: groups.into_iter(),
+            ordered_only: asked.is_order,
+            list,
+        };
+        walk.go_on(services, slot);
+    }))
+}
+
+/// How long a walk through all groups keeps the services thread before other jobs get their turn.
+const STEP: Duration = Duration::from_millis(5);
+
+/// A walk through all groups, in steps.
+struct Walk {
+    groups: std::vec::IntoIter<Arc<Group>>,
+    ordered_only: bool,
+    list: ConsumeStatsList,
+}
+
+impl Walk {
+    fn go_on(mut self, services: &mut ServiceContext, slot: ReplySlot) {
+        let began = Instant::now();
+        while let Some(group) = self.groups.next() {
             let name = &group.config.name;
-            match topics_of_group(services, name, asked.is_order) {
-                Ok(topics) => {
-                    let offsets = topics.iter().flat_map(|stats| &stats.offset_table.0);
-                    list.total_diff += offsets
-                        .map(|(_, at)| at.broker_offset - at.consumer_offset)
-                        .sum::<i64>();
-                    list.consume_stats_list
-                        .push([(name.clone(), topics)].into());
-                }
-                Err(error) => return unreadable(&error),
+            let topics = match topics_of_group(services, name, self.ordered_only) {
+                Ok(topics) => topics,
+                Err(error) => return services.reply(slot, unreadable(&error)),
+            };
+            let offsets = topics.iter().flat_map(|stats| &stats.offset_table.0);
+            self.list.total_diff += offsets
+                .map(|(_, at)| at.broker_offset - at.consumer_offset)
+                .sum::<i64>();
+            self.list
+                .consume_stats_list
+                .push([(name.clone(), topics)].into());
+            if began.elapsed() >= STEP {
+                return self.go_on_later(services, slot);
             }
         }
-        written(|out| list.write(out))
-    }))
+        services.reply(slot, written(|out| self.list.write(out)));
+    }
+
+    fn go_on_later(self, services: &ServiceContext, slot: ReplySlot) {
+        let job = Job {
+            slot,
+            readable_from: 0,
+            work: Work::Open(Box::new(move |services, slot| self.go_on(services, slot))),
+        };
+        if services.broker.services.submit(job).is_err() {
+            services.reply(slot, Reply::overload());
+        }
+    }
 }
 
 fn topics_of_group(

@@ -18,13 +18,16 @@ use saturnmq_storage::format::record::Record;
 use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::reader::InMemory;
 
-use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR};
+use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR, WorkJob};
 use crate::broker::Broker;
 use crate::core::{Core, now_ms, write_reply};
 use crate::handler::send::Sends;
 use crate::handler::send_checks::{batch_queues, closed_store};
-use crate::handler::{MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE, TOPIC_NOT_EXIST, properties};
+use crate::handler::{
+    MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE, TOPIC_NOT_EXIST, durably, properties,
+};
 use crate::names;
+use crate::persist::Ticket;
 use crate::services::ServiceContext;
 use crate::topics::Topic;
 use crate::transaction::half::{Digits, End, Half, not_found, op_message, with_property};
@@ -101,13 +104,14 @@ pub fn end(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
         InMemory::Found => {}
         InMemory::Missing => return not_found().into(),
         InMemory::Cold => {
-            return Answer::Work(Box::new(move |services, slot| cold(services, slot, &end)));
+            return Answer::Work(Box::new(move |services, slot| cold(services, slot, end)));
         }
     }
     let half = std::mem::take(&mut ends.half);
     let answer = match Ready::new(broker, &end, &half) {
         Ok(ready) => hot(broker, sends, ends, (request, io), &ready),
-        Err(reply) => reply.into(),
+        Err(NotReady::Refused(reply)) => reply.into(),
+        Err(NotReady::Awaited(ticket)) => Answer::Rerun(ticket),
     };
     core.ends.half = half;
     answer
@@ -122,20 +126,34 @@ struct Ready<'r> {
     target: Option<(Arc<Topic>, Arc<Queue>)>,
 }
 
+/// Why a transaction is not ended now.
+enum NotReady {
+    Refused(Reply),
+    /// The topic of its message is not on the disk yet.
+    Awaited(Ticket),
+}
+
+impl From<Reply> for NotReady {
+    fn from(reply: Reply) -> Self {
+        Self::Refused(reply)
+    }
+}
+
 impl<'r> Ready<'r> {
     /// Makes every check; from here on the half message counts as being ended.
-    fn new(broker: &Broker, end: &End, bytes: &'r [u8]) -> Result<Self, Reply> {
+    fn new(broker: &Broker, end: &End, bytes: &'r [u8]) -> Result<Self, NotReady> {
         let record = Record::decode(bytes).map_err(|_| not_found())?;
         let half = end.check(&record)?;
         let timeout = broker.live.load().transaction_timeout_ms;
         if end.is_late(&half, now_ms(), timeout) {
-            return Err(Reply {
+            let late = Reply {
                 code: ILLEGAL_OPERATION,
                 ..Reply::default()
-            });
+            };
+            return Err(late.into());
         }
         if let Some(why) = closed_store(&broker.store.state()) {
-            return Err(unavailable(&why));
+            return Err(unavailable(&why).into());
         }
         let mut target = None;
         if end.commit {
@@ -144,7 +162,10 @@ impl<'r> Ready<'r> {
                 Reply::error(TOPIC_NOT_EXIST, remark)
             })?;
             if topic.config.has_batch_queues() {
-                return Err(Reply::error(MESSAGE_ILLEGAL, batch_queues(half.topic)));
+                return Err(Reply::error(MESSAGE_ILLEGAL, batch_queues(half.topic)).into());
+            }
+            if let Some(ticket) = broker.awaited(&topic) {
+                return Err(NotReady::Awaited(ticket));
             }
             let queue = broker
                 .queue(&topic, half.queue_id)
@@ -317,20 +338,24 @@ pub fn booked(
 }
 
 /// Ends a transaction on the services thread: its half message is not in memory.
-fn cold(services: &mut ServiceContext, slot: ReplySlot, end: &End) {
+fn cold(services: &mut ServiceContext, slot: ReplySlot, end: End) {
     let mut bytes = Vec::new();
     let found = u64::try_from(end.log_offset).map_or(Ok(false), |offset| {
         services.reader.record(offset, &mut bytes)
     });
     let broker = Arc::clone(&services.broker);
     let ready = match found {
-        Ok(true) => Ready::new(&broker, end, &bytes),
-        Ok(false) => Err(not_found()),
-        Err(error) => Err(Reply::error(SYSTEM_ERROR, error.to_string())),
+        Ok(true) => Ready::new(&broker, &end, &bytes),
+        Ok(false) => Err(not_found().into()),
+        Err(error) => Err(Reply::error(SYSTEM_ERROR, error.to_string()).into()),
     };
     let ready = match ready {
         Ok(ready) => ready,
-        Err(reply) => return services.reply(slot, reply),
+        Err(NotReady::Refused(reply)) => return services.reply(slot, reply),
+        Err(NotReady::Awaited(ticket)) => {
+            let again: WorkJob = Box::new(move |services, slot| cold(services, slot, end));
+            return durably::then(services, ticket, slot, again);
+        }
     };
     let Some(open) = ready.open else {
         return services.reply(slot, Reply::success());

@@ -56,18 +56,38 @@ impl KvConfig {
         let entry = |namespace: &str, key: &str, value: &str| {
             KV_ENTRY_BYTES + namespace.len() + key.len() + value.len()
         };
-        let tables = self.config_table.iter();
-        let held: usize = tables
-            .flat_map(|(space, table)| table.iter().map(move |(k, v)| entry(space, k, v)))
-            .sum();
         let freed = old.map_or(0, |old| entry(namespace, key, old));
-        let wanted = held - freed + entry(namespace, key, value);
+        let grows = entry(namespace, key, value);
+        let mut wanted = self.held() - freed + grows;
+        if wanted > KV_BYTES_MAX {
+            // Namespaces whose keys were all deleted make room.
+            self.config_table.retain(|_, table| !table.is_empty());
+            wanted = self.held() - freed + grows;
+        }
         if wanted > KV_BYTES_MAX {
             return Err(KvFull(wanted));
         }
         let table = self.config_table.entry(namespace.to_owned()).or_default();
         table.insert(key.to_owned(), value.to_owned());
         Ok(true)
+    }
+
+    /// What all of it counts for, in bytes; a namespace without keys as an entry of its own.
+    fn held(&self) -> usize {
+        let of_table = |(space, table): (&String, &BTreeMap<String, String>)| {
+            let entries = table.iter();
+            let bytes: usize = entries
+                .map(|(key, value)| KV_ENTRY_BYTES + space.len() + key.len() + value.len())
+                .sum();
+            bytes.max(KV_ENTRY_BYTES + space.len())
+        };
+        self.config_table.iter().map(of_table).sum()
+    }
+
+    /// Removes a key; its namespace stays, as in Apache. `false` if there is none.
+    pub fn delete(&mut self, namespace: &str, key: &str) -> bool {
+        let table = self.config_table.get_mut(namespace);
+        table.is_some_and(|table| table.remove(key).is_some())
     }
 }
 
@@ -198,6 +218,18 @@ mod tests {
             "nothing is kept of what was refused"
         );
         assert_eq!(kv.put("space", "1", "short"), Ok(true), "values may change");
+    }
+
+    #[test]
+    fn namespaces_whose_keys_are_deleted_take_no_room() {
+        let mut kv = KvConfig::default();
+        let long = "n".repeat(100_000);
+        for number in 0..200 {
+            let space = format!("{long}{number}");
+            assert_eq!(kv.put(&space, "k", "v"), Ok(true), "{number}");
+            assert!(kv.delete(&space, "k") && !kv.delete(&space, "k"));
+            assert!(kv.held() <= KV_BYTES_MAX);
+        }
     }
 
     #[test]

@@ -378,10 +378,7 @@ impl Checker {
             let config = TopicConfig::new(name, 1, PERM_READ | PERM_WRITE);
             broker.topics.create_if_absent(config).0
         });
-        if topic
-            .ticket()
-            .is_some_and(|ticket| !broker.persist.is_durable(ticket))
-        {
+        if broker.awaited(&topic).is_some() {
             return Walk::Wait;
         }
         let Some(queue) = broker.queue(&topic, 0) else {

@@ -82,6 +82,9 @@ impl RetentionConfig {
 pub struct PullLimits {
     /// Bytes of queue entries looked at per pull: 16 000 is 800 entries.
     pub max_filter_bytes: usize,
+    /// Steps of a filter that looks into records ([`PullFilter::work`](crate::reader::PullFilter))
+    /// after which a pull ends.
+    pub max_filter_work: usize,
     /// Bytes of records per pull while they lie within `memory_distance` of the log's end.
     pub max_bytes_in_memory: usize,
     /// Records per pull while they lie within `memory_distance` of the log's end.
@@ -100,6 +103,7 @@ impl Default for PullLimits {
     fn default() -> Self {
         PullLimits {
             max_filter_bytes: 16_000,
+            max_filter_work: 1 << 20,
             max_bytes_in_memory: 262_144,
             max_count_in_memory: 32,
             max_bytes_on_disk: 65_536,

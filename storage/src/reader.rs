@@ -144,6 +144,11 @@ pub trait PullFilter {
     fn matches_record(&self, _record: &Record<'_>) -> bool {
         true
     }
+
+    /// What [`PullFilter::matches_record`] takes for this record, in steps of about a nanosecond.
+    fn work(&self, _record: &Record<'_>) -> usize {
+        0
+    }
 }
 
 impl PullFilter for TagFilter {
@@ -187,6 +192,8 @@ struct PullState {
     reach: Reach,
     /// Entries at or after the pull's offset that were looked at.
     looked_at: usize,
+    /// Steps of the filter so far.
+    work: usize,
 }
 
 /// What one entry did to a pull.
@@ -260,6 +267,7 @@ impl StoreReader {
             pulled,
             reach,
             looked_at: 0,
+            work: 0,
         };
         match self.scan_entries(request, &mut state, out)? {
             EntryStep::Cold => {
@@ -293,7 +301,8 @@ impl StoreReader {
         let mut entries = std::mem::take(&mut self.entries);
         let mut at = request.offset;
         let mut outcome = Ok(EntryStep::Next);
-        'pull: while at < end && state.looked_at < most {
+        let worked = request.limits.max_filter_work;
+        'pull: while at < end && state.looked_at < most && state.work < worked {
             let wanted = ENTRY_BATCH
                 .min(most - state.looked_at)
                 .min((end - at) as usize);
@@ -329,7 +338,7 @@ impl StoreReader {
                 state.looked_at += 1;
                 state.pulled.next_begin = next;
                 let went_on = std::mem::replace(&mut at, next) + 1 == next;
-                if !went_on {
+                if !went_on || state.work >= worked {
                     continue 'pull;
                 }
             }

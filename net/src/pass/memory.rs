@@ -1,4 +1,5 @@
-//! Who may be read when the memory for incomplete frames is used up.
+//! Who may be read when the memory for incomplete frames is used up, and who is closed when that
+//! for answers is.
 //!
 //! A connection may always have its equal share of that memory, so that frames of ordinary size are
 //! not held up by anybody. Of those that have more, one at a time goes on, and the others are not
@@ -7,7 +8,7 @@
 use std::time::Duration;
 
 use super::Core;
-use crate::connection::{ConnectionId, Holds, Stage};
+use crate::connection::{Connection, ConnectionId, Holds, Stage};
 use crate::driver::{Protocol, count};
 
 /// Turns of connections that fit into the time after which a slow one is closed.
@@ -127,31 +128,77 @@ impl<P: Protocol> Core<P> {
     /// Closes connections whose frames took too long, the oldest first, until half of the memory
     /// is free.
     fn close_the_slow(&mut self) {
-        let patience = self.limits.turn.as_millis() as u64;
-        let mut slow: Vec<(u64, ConnectionId)> = (0..self.io.slot_count())
-            .filter_map(|index| self.io.at(index))
-            .filter(|&id| self.is_greedy(id))
-            .filter_map(|id| Some((self.io.get(id)?.frame_since_ms, id)))
-            .filter(|(since, _)| self.now_ms.saturating_sub(*since) >= patience)
-            .collect();
-        slow.sort_unstable_by_key(|(since, _)| *since);
+        let slow = self.since(self.limits.turn, |core, id| {
+            core.is_greedy(id)
+                .then(|| core.io.get(id).map(|connection| connection.frame_since_ms))?
+        });
         let mut left = self.reassembly;
-        for (_, id) in slow {
+        for id in slow {
             if left <= self.limits.reassembly_bytes / 2 {
                 return;
             }
-            let Some(connection) = self.io.get_mut(id) else {
-                continue;
-            };
-            connection.broken = true;
-            left -= connection.unread.capacity();
-            let peer = connection.peer;
-            if let Some(suppressed) = self.faults.permit(self.now_ms) {
-                tracing::warn!(%peer, suppressed, "connection closed: its frame came too slowly \
-                    while memory for incomplete frames was short");
-            }
-            self.io.touch(id);
-            self.hurry = true;
+            left -= self.close(
+                id,
+                |connection| connection.unread.capacity(),
+                "connection closed: its frame came too slowly while memory for incomplete frames \
+                 was short",
+            );
         }
+    }
+
+    /// Closes connections whose peers do not read, the longest first, until half of the memory for
+    /// unsent bytes is free.
+    pub(super) fn close_the_stuck(&mut self) {
+        let stuck = self.since(self.limits.unread, |core, id| {
+            let connection = core.io.get(id)?;
+            (connection.sending > 0).then_some(connection.sending_since_ms)
+        });
+        let mut left = self.io.unsent_total;
+        for id in stuck {
+            if left <= self.limits.unsent_total_bytes / 2 {
+                return;
+            }
+            left -= self.close(
+                id,
+                |connection| connection.counted_unsent,
+                "connection closed: its answers were not read while memory for them was short",
+            );
+        }
+    }
+
+    /// Connections for which `since` gives a time at least that long ago, the oldest first.
+    fn since(
+        &self,
+        long: Duration,
+        since: impl Fn(&Self, ConnectionId) -> Option<u64>,
+    ) -> Vec<ConnectionId> {
+        let long = long.as_millis() as u64;
+        let mut found: Vec<(u64, ConnectionId)> = (0..self.io.slot_count())
+            .filter_map(|index| self.io.at(index))
+            .filter_map(|id| Some((since(self, id)?, id)))
+            .filter(|(since, _)| self.now_ms.saturating_sub(*since) >= long)
+            .collect();
+        found.sort_unstable_by_key(|(since, _)| *since);
+        found.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Closes a connection and says why; what that frees, in bytes.
+    fn close(
+        &mut self,
+        id: ConnectionId,
+        frees: impl FnOnce(&Connection) -> usize,
+        why: &'static str,
+    ) -> usize {
+        let Some(connection) = self.io.get_mut(id) else {
+            return 0;
+        };
+        connection.broken = true;
+        let (freed, peer) = (frees(connection), connection.peer);
+        if let Some(suppressed) = self.faults.permit(self.now_ms) {
+            tracing::warn!(%peer, suppressed, "{why}");
+        }
+        self.io.touch(id);
+        self.hurry = true;
+        freed
     }
 }

@@ -137,7 +137,10 @@ impl<P: Protocol> Core<P> {
                 Given::Held
             }
             Verdict::Close => {
-                self.io.close(id);
+                match self.io.blame.take() {
+                    Some(why) => self.bad_frame(id, &why),
+                    None => self.io.close(id),
+                }
                 Given::Closed
             }
         }
@@ -181,7 +184,7 @@ impl<P: Protocol> Core<P> {
 
     /// What a connection may have unsent at the moment.
     pub(super) fn most_unsent(&self) -> usize {
-        if self.unsent_total > self.limits.unsent_total_bytes {
+        if self.io.unsent_total > self.limits.unsent_total_bytes {
             self.limits.unsent_bytes.min(self.limits.unsent_when_short)
         } else {
             self.limits.unsent_bytes

@@ -13,6 +13,7 @@ impl<P: Protocol> Core<P> {
         for id in touched.drain(..) {
             self.settle(transport, id);
         }
+        self.io.written = 0;
         // Settling touches nothing else, so the list keeps its memory.
         touched.append(&mut self.io.touched);
         self.io.touched = touched;
@@ -24,7 +25,15 @@ impl<P: Protocol> Core<P> {
             return;
         };
         connection.listed = false;
-        if connection.broken {
+        if !connection.broken && connection.unsent() > self.limits.unsent_most {
+            connection.broken = true;
+            let (peer, unsent) = (connection.peer, connection.unsent());
+            if let Some(suppressed) = self.faults.permit(self.now_ms) {
+                tracing::warn!(%peer, unsent, suppressed,
+                    "connection closed: it does not read what is sent to it");
+            }
+        }
+        if self.io.get(id).is_some_and(|connection| connection.broken) {
             self.cut(transport, id);
         }
         self.close_if_due(id);
@@ -86,6 +95,7 @@ impl<P: Protocol> Core<P> {
             return Ok(());
         }
         let bytes = connection.out.len();
+        connection.sending_since_ms = self.now_ms;
         if let Sending::Done = transport.send(id, connection)? {
             self.sent_at_once(id, bytes);
         }
@@ -153,8 +163,8 @@ impl<P: Protocol> Core<P> {
     fn count_unsent(&mut self, id: ConnectionId) {
         if let Some(connection) = self.io.get_mut(id) {
             let unsent = connection.unsent();
-            self.unsent_total = self.unsent_total + unsent - connection.counted_unsent;
-            connection.counted_unsent = unsent;
+            let counted = std::mem::replace(&mut connection.counted_unsent, unsent);
+            self.io.unsent_total = self.io.unsent_total + unsent - counted;
         }
     }
 

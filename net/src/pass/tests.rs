@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use super::*;
-use crate::driver::Verdict;
+use crate::driver::{Room, Verdict};
 use crate::frame::Frame;
 use crate::probe::Engine;
 
@@ -276,7 +276,7 @@ fn stop(mut core: Core<Checker>, mut transport: Script, seed: u64) {
         }
     }
     assert_eq!(core.protocol.closed, LINES, "seed {seed}");
-    assert_eq!(core.unsent_total, 0, "seed {seed}");
+    assert_eq!(core.io.unsent_total, 0, "seed {seed}");
     assert_eq!(core.reassembly, 0, "seed {seed}");
     assert!(core.io.is_empty());
 }
@@ -322,29 +322,13 @@ impl Protocol for Counter {
 
 #[test]
 fn requests_of_one_connection_take_no_more_than_its_slice_of_a_pass() {
-    let mut dice = Dice(1);
-    let (_, mut transport) = start(&mut dice, 1);
-    let (push, inbox) = crossbeam_channel::bounded(LINES);
-    for _ in 0..2 {
-        push.send(Newcomer {
-            socket: std::fs::File::open("/dev/null").unwrap().into(),
-            peer: SocketAddr::from(([127, 0, 0, 1], 1)),
-            local_port: 1,
-        })
-        .unwrap();
-    }
-    let settings = CoreSettings {
-        limits: Limits {
-            // Any request takes longer.
-            slice: Duration::ZERO,
-            ..Limits::default()
-        },
-        ..CoreSettings::new(0, None, Engine::Epoll(String::new()))
+    let limits = Limits {
+        // Any request takes longer.
+        slice: Duration::ZERO,
+        ..Limits::default()
     };
-    let shared = Arc::new(Shared::new(0, inbox).unwrap());
-    let mut core = Core::new(Counter(Vec::new()), settings, shared);
-    core.pass(&mut transport);
-    let [dear, other] = [0, 1].map(|index| core.io.at(index).unwrap());
+    let (mut core, mut transport, ids) = counting(limits, 2);
+    let (dear, other) = (ids[0], ids[1]);
     let frame: &[u8] = &[0, 0, 0, 5, 0, 0, 0, 1, b'h'];
     for pass in 1..=100 {
         core.woke();
@@ -354,4 +338,78 @@ fn requests_of_one_connection_take_no_more_than_its_slice_of_a_pass() {
         assert_eq!(core.protocol.0, [pass, pass], "frames taken by pass {pass}");
         assert_eq!(core.plan_wait(), Wait::No, "the rest waits for an event");
     }
+}
+
+/// A core with `count` connections, and its transport.
+fn counting(limits: Limits, count: usize) -> (Core<Counter>, Script, Vec<ConnectionId>) {
+    let (push, inbox) = crossbeam_channel::bounded(count);
+    for _ in 0..count {
+        push.send(Newcomer {
+            socket: std::fs::File::open("/dev/null").unwrap().into(),
+            peer: SocketAddr::from(([127, 0, 0, 1], 1)),
+            local_port: 1,
+        })
+        .unwrap();
+    }
+    let settings = CoreSettings {
+        limits,
+        ..CoreSettings::new(0, None, Engine::Epoll(String::new()))
+    };
+    let mut transport = Script {
+        dice: Dice(1),
+        lines: (0..count).map(|_| Line::default()).collect(),
+    };
+    let shared = Arc::new(Shared::new(0, inbox).unwrap());
+    shared.connections.store(count, Ordering::Relaxed);
+    let mut core = Core::new(Counter(Vec::new()), settings, shared);
+    core.pass(&mut transport);
+    let ids = (0..count).map(|index| core.io.at(index).unwrap()).collect();
+    (core, transport, ids)
+}
+
+#[test]
+fn what_others_push_to_a_peer_that_does_not_read_is_bounded() {
+    let limits = Limits {
+        unsent_most: 10_000,
+        ..Limits::default()
+    };
+    let (mut core, mut transport, ids) = counting(limits, 2);
+    for _ in 0..30 {
+        if let Some(out) = core.io.buffer(ids[0]) {
+            out.extend_from_slice(&[0; 1000]);
+        }
+        core.woke();
+        core.pass(&mut transport);
+    }
+    assert!(core.io.get(ids[0]).is_none(), "it is closed");
+    assert!(core.io.get(ids[1]).is_some());
+    assert_eq!(core.io.unsent_total, 0);
+}
+
+#[test]
+fn answers_that_nobody_reads_do_not_fill_the_memory() {
+    let limits = Limits {
+        unsent_total_bytes: 10_000,
+        unread: Duration::ZERO,
+        ..Limits::default()
+    };
+    let (mut core, mut transport, ids) = counting(limits, 30);
+    let mut written = 0;
+    for id in &ids {
+        if core.io.room(*id, usize::MAX) == Room::Enough {
+            core.io.buffer(*id).unwrap().extend_from_slice(&[0; 1000]);
+            core.io.wrote(1000);
+            written += 1;
+        }
+    }
+    assert_eq!(written, 21, "twice the total, and one");
+    core.woke();
+    core.pass(&mut transport);
+    assert_eq!(core.io.unsent_total, 21_000);
+    assert_eq!(core.io.room(ids[0], usize::MAX), Room::None);
+    core.next_sweep = core.now;
+    core.woke();
+    core.pass(&mut transport);
+    assert!(core.io.unsent_total <= 5000, "{}", core.io.unsent_total);
+    assert_eq!(core.io.room(ids[29], 0), Room::Enough);
 }

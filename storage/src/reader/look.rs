@@ -72,7 +72,7 @@ impl StoreReader {
             out.truncate(before);
             return self.wrong_entry(request, reach, pulled, at);
         }
-        if request.filter.needs_record() && !request.filter.matches_record(&record) {
+        if !is_wanted(request, &record, &mut state.work) {
             out.truncate(before);
             return Ok(EntryStep::Next);
         }
@@ -239,6 +239,15 @@ impl StoreReader {
         let file = self.window.path_of(offset);
         tracing::error!(offset, file = %file.display(), %problem, "damaged record is not served");
     }
+}
+
+/// Whether the filter wants the record; counts what it does to find out.
+fn is_wanted(request: &PullRequest<'_>, record: &Record<'_>, work: &mut usize) -> bool {
+    if !request.filter.needs_record() {
+        return true;
+    }
+    *work += request.filter.work(record);
+    request.filter.matches_record(record)
 }
 
 /// Whether an entry says of a record what the record says of itself. The tags are compared where

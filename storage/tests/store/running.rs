@@ -10,7 +10,7 @@ use saturnmq_storage::dispatch::Waker;
 use saturnmq_storage::error::OpenError;
 use saturnmq_storage::filter::TagFilter;
 use saturnmq_storage::format::record::Record;
-use saturnmq_storage::reader::{PullOutcome, PullRequest, PullStatus, TimeBoundary};
+use saturnmq_storage::reader::{PullFilter, PullOutcome, PullRequest, PullStatus, TimeBoundary};
 use saturnmq_storage::store::{Store, StoreState};
 
 use crate::support::{
@@ -282,6 +282,57 @@ fn a_tag_filter_passes_over_what_it_does_not_want() {
         (pulled.status, pulled.next_begin),
         (PullStatus::NoMatchedMessage, 20)
     );
+    opened.store.close().expect("close");
+}
+
+/// Wants no record, and takes its time to say so.
+struct Dear;
+
+impl PullFilter for Dear {
+    fn matches_code(&self, _: i64) -> bool {
+        true
+    }
+
+    fn needs_record(&self) -> bool {
+        true
+    }
+
+    fn matches_record(&self, _: &Record<'_>) -> bool {
+        false
+    }
+
+    fn work(&self, _: &Record<'_>) -> usize {
+        100
+    }
+}
+
+#[test]
+fn a_pull_ends_once_its_filter_has_worked_enough() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let mut opened = open(&small_config(dir.path())).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    fill(&opened.store, &mut sender, "Orders", 0..400);
+    let queue = opened.store.queue("Orders", 0).expect("queue");
+    let mut reader = opened.store.reader().expect("reader");
+    let limits = PullLimits {
+        max_filter_work: 950,
+        ..PullLimits::default()
+    };
+    let mut out = Vec::new();
+    let pulled = reader
+        .pull_cold(
+            &PullRequest {
+                queue: &queue,
+                offset: 0,
+                max_count: 32,
+                filter: &Dear,
+                limits: &limits,
+            },
+            &mut out,
+        )
+        .expect("pull");
+    let expected = (PullStatus::NoMatchedMessage, 10);
+    assert_eq!((pulled.status, pulled.next_begin), expected);
     opened.store.close().expect("close");
 }
 
