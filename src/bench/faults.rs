@@ -33,10 +33,18 @@ impl Faults {
         }
     }
 
-    /// Counts an answer that is an error, by its code and remark.
+    /// Counts an answer that is an error, by its code and remark. Remarks that differ only in
+    /// their numbers (times, lengths of queues) are of one kind.
     pub fn refused(&mut self, code: i32, remark: Option<&str>) {
-        let remark: String = remark.unwrap_or("no remark").chars().take(100).collect();
-        self.count(&format!("code {code}: {remark}"));
+        let mut kind = format!("code {code}: ");
+        for letter in remark.unwrap_or("no remark").chars().take(100) {
+            if !letter.is_ascii_digit() {
+                kind.push(letter);
+            } else if !kind.ends_with('#') {
+                kind.push('#');
+            }
+        }
+        self.count(&kind);
     }
 
     /// Adds those of another thread.
@@ -72,6 +80,16 @@ impl Faults {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn remarks_that_differ_in_their_numbers_are_of_one_kind() {
+        let mut faults = Faults::default();
+        for time in [7, 203, 1_204] {
+            faults.refused(2, Some(&format!("busy, {time}ms in the queue")));
+        }
+        let kinds: Vec<_> = faults.iter().collect();
+        assert_eq!(kinds, [("code 2: busy, #ms in the queue", 3)]);
+    }
 
     #[test]
     fn a_run_with_any_fault_has_failed() {
