@@ -555,10 +555,12 @@ impl Run {
         }
         self.state.borrow_mut().stop_after = None;
         let marks = engine.store.watermarks();
-        // A blank record and the zeros behind it need not survive without a record behind them.
+        // A blank record and the zeros behind it need not survive without a record behind them, and
+        // of a record that goes on behind the mark there may be a part.
         let last_record = |mark: u64| {
-            let known = self.oracle.known.range(..mark);
-            known.last().map_or(0, |(_, known)| known.end.min(mark))
+            let mut ends = self.oracle.known.range(..mark).rev();
+            let whole = ends.find(|(_, known)| known.end <= mark);
+            whole.map_or(0, |(_, known)| known.end)
         };
         // A failed sync may have lost what was only written.
         let lost = engine.status.read_only().is_some();
@@ -582,7 +584,11 @@ impl Run {
         self.state.borrow_mut().stopped = false;
         if end == End::PowerCut {
             self.power_cut(&mut expected);
-        } else if self.seed.chance(1, 8) {
+        } else if self
+            .seed
+            .chance(1, if self.oracle.expired_to > 0 { 2 } else { 8 })
+        {
+            // Of what expired only the resume point knows the offsets then.
             self.lose_entries();
         }
         Ok(expected)
