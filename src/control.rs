@@ -33,6 +33,8 @@ use crate::wiring::RunningCore;
 const LISTEN_PATIENCE: Duration = Duration::from_millis(1500);
 /// How often the name server looks for brokers that went silent.
 const NAME_SERVER_SCAN: Duration = Duration::from_secs(5);
+/// Signals this soon after the first are the same wish.
+const SAME_SIGNAL: Duration = Duration::from_millis(50);
 /// How often failed state files are tried again.
 const PERSIST_RETRY: Duration = Duration::from_secs(5);
 /// How often threads are looked at that must not end.
@@ -252,9 +254,21 @@ async fn serve(parts: Parts) -> Result<(), ServeError> {
             Some(name) => Err(ServeError::Stop(format!("{name} ended by itself; see the log"))),
             None => outcome,
         },
-        name = signals.next() => {
+        name = second(&mut signals) => {
             tracing::warn!("{name} again: ending at once; the next start recovers the store");
             std::process::exit(1);
+        }
+    }
+}
+
+/// The next signal that is a wish of its own: what sends one to a process and to its group sends it
+/// twice.
+async fn second(signals: &mut Signals) -> &'static str {
+    let begun = Instant::now();
+    loop {
+        let name = signals.next().await;
+        if begun.elapsed() >= SAME_SIGNAL {
+            return name;
         }
     }
 }

@@ -463,7 +463,7 @@ impl Store {
                 .layout
                 .commit_log()
                 .join(crate::layout::file_name(file.base));
-            tracing::info!(path = %path.display(), "deleting an expired log file");
+            tracing::info!(path = %path.display(), "deleting a log file");
             self.removals.remove(path, self.config.commit_log_file_size);
         }
     }

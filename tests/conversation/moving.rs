@@ -233,6 +233,5 @@ fn a_broker_that_stops_gracefully_tells_newer_clients_to_go() {
     }
     assert_eq!(ask(&mut older), 0, "it would not understand");
     // A second signal does not wait for the rest of the hour.
-    running.signal(Signal::SIGTERM);
-    running.wait();
+    running.insist();
 }
