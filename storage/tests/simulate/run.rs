@@ -525,7 +525,7 @@ impl Run {
         Ok(())
     }
 
-    fn retain(&mut self, engine: &mut Engine) -> Result<(), Broken> {
+    pub(super) fn retain(&mut self, engine: &mut Engine) -> Result<(), Broken> {
         let later = SystemTime::now() + Duration::from_secs(1_000_000);
         let report = engine.store.retention_round(later, true);
         self.note(|| format!("retention: {report:?}"));

@@ -5,19 +5,25 @@
 use std::rc::Rc;
 
 use super::engine::Engine;
-use super::message::Sent;
-use super::oracle::{End, Expected};
+use super::message::{Place, Sent};
+use super::oracle::{Broken, End, Expected};
 use super::run::{Run, Setting, directory, remove_below};
 use crate::config::FlushMode;
 use crate::dispatch::Step;
 use crate::medium::listen;
+use crate::seeded::{Fault, seed_fault};
 
 /// Plays a schedule on a store of small files.
 fn scripted(flush: FlushMode, script: impl FnOnce(&mut Run)) {
+    scripted_with(None, flush, script);
+}
+
+/// Plays a schedule with a seeded fault.
+fn scripted_with(fault: Option<Fault>, flush: FlushMode, script: impl FnOnce(&mut Run)) {
     let dir = directory();
     let setting = Setting {
         seed: 1,
-        fault: None,
+        fault,
         traced: false,
     };
     let mut run = Run::new(setting, &dir.path().join("store"));
@@ -33,7 +39,9 @@ fn scripted(flush: FlushMode, script: impl FnOnce(&mut Run)) {
     run.config.resume_bytes = 1 << 40;
     run.state.borrow_mut().drops_all = true;
     listen(Some(Rc::clone(&run.state) as _));
+    seed_fault(fault);
     script(&mut run);
+    seed_fault(None);
     listen(None);
 }
 
@@ -62,6 +70,11 @@ impl Run {
     /// Sends messages round all queues, until they are answered and dispatched.
     fn send(&mut self, engine: &mut Engine, count: u64, size: usize) {
         let places: Vec<_> = super::oracle::places().collect();
+        self.send_to(engine, &places, count, size);
+    }
+
+    /// As [`Run::send`], round these queues.
+    fn send_to(&mut self, engine: &mut Engine, places: &[Place], count: u64, size: usize) {
         for _ in 0..count {
             let sent = Sent {
                 token: self.next_token,
@@ -77,6 +90,8 @@ impl Run {
             while !self.pushed[0].is_empty() {
                 self.turn(engine).unwrap();
                 engine.work.turn(true);
+                // The writer waits for the dispatcher where that falls behind.
+                engine.dispatcher.step();
             }
         }
         while engine.dispatcher.step() == Step::Dispatched {}
@@ -98,15 +113,17 @@ impl Run {
 
     /// The store holds what it must.
     fn check(&mut self, engine: &mut Engine, at_least: u64) {
+        self.checked(engine, at_least).unwrap();
+    }
+
+    fn checked(&mut self, engine: &mut Engine, at_least: u64) -> Result<(), Broken> {
         let expected = Expected {
             end: End::PowerCut,
             at_least,
             durable: at_least,
         };
         let mut seed = crate::disk::faulty::Seed(7);
-        self.oracle
-            .check_recovered(engine, expected, &mut seed)
-            .unwrap();
+        self.oracle.check_recovered(engine, expected, &mut seed)
     }
 
     /// Removes what is in a directory of the store.
@@ -210,4 +227,40 @@ fn index_items_that_recovery_cut_do_not_come_back_with_the_resume_point() {
         let mut engine = run.open_now();
         run.check(&mut engine, end);
     });
+}
+
+/// All records of a queue expire, and then its files are lost: its next offset stays.
+fn expired_and_lost(fault: Option<Fault>) -> Result<(), Broken> {
+    let mut outcome = Ok(());
+    scripted_with(fault, FlushMode::Sync, |run| {
+        let mut engine = run.open_now();
+        run.send(&mut engine, 24, 300);
+        let last = super::oracle::places().last().expect("a place");
+        run.send_to(&mut engine, &[last], 150, 300);
+        // With it comes a resume point behind whole log files.
+        run.close_now(engine);
+        let mut engine = run.open_now();
+        run.retain(&mut engine).unwrap();
+        for _ in 0..50 {
+            engine.work.turn(true);
+        }
+        assert!(engine.store.min_log_offset() > 0);
+        let end = engine.store.watermarks().acknowledged();
+        run.close_now(engine);
+        run.lose("consumequeue");
+        let mut engine = run.open_now();
+        outcome = run.checked(&mut engine, end);
+        run.kill(engine);
+    });
+    outcome
+}
+
+#[test]
+fn next_offsets_outlive_expired_records_and_lost_queues() {
+    assert_eq!(expired_and_lost(None), Ok(()));
+}
+
+#[test]
+fn offsets_taken_from_queues_alone_are_found() {
+    assert_ne!(expired_and_lost(Some(Fault::OffsetsFromQueues)), Ok(()));
 }

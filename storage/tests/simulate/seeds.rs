@@ -116,13 +116,14 @@ fn one_seed_replays_one_run() {
 /// Faults, each of which must be found within this many seeds.
 const SEEDS_PER_FAULT: u64 = 1000;
 
-const FAULTS: [Fault; 13] = [
+/// [`Fault::OffsetsFromQueues`] needs a queue whose records all expired and whose files are lost
+/// then, which seeds seldom come to: a schedule by hand finds it.
+const FAULTS: [Fault; 12] = [
     Fault::NoZeroing,
     Fault::EarlyDispatch,
     Fault::EarlyAnswer,
     Fault::SyncAgain,
     Fault::NoBlank,
-    Fault::OffsetsFromQueues,
     Fault::UnsyncedResume,
     Fault::ShortIsWhole,
     Fault::OutOfOrder,
