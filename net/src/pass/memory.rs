@@ -126,15 +126,17 @@ impl<P: Protocol> Core<P> {
     }
 
     /// Closes connections whose frames took too long, the oldest first, until half of the memory
-    /// is free.
+    /// is free. The youngest is spared where it fits alone: it waited for the others.
     fn close_the_slow(&mut self) {
         let slow = self.since(self.limits.turn, |core, id| {
             core.is_greedy(id)
                 .then(|| core.io.get(id).map(|connection| connection.frame_since_ms))?
         });
         let mut left = self.reassembly;
-        for id in slow {
-            if left <= self.limits.reassembly_bytes / 2 {
+        for (number, &id) in slow.iter().enumerate() {
+            let last = number > 0 && number + 1 == slow.len();
+            let limit = self.limits.reassembly_bytes;
+            if left <= if last { limit } else { limit / 2 } {
                 return;
             }
             left -= self.close(
