@@ -18,6 +18,8 @@ use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::sleep;
 use tokio_uring::{OneshotOutputTransform, UnsubmittedOneshot};
 
+use crate::host;
+
 /// Connections taken in a row before other tasks of the thread get their turn.
 const BURST: usize = 64;
 
@@ -119,8 +121,19 @@ impl OneshotOutputTransform for Polled {
 async fn accept_all(source: Source, port: u16, acceptor: Rc<RefCell<Acceptor>>) {
     let mut taken = 0;
     let mut complaint = Complaint::default();
+    let descriptors = host::descriptors_for_connections();
     loop {
         match source.accept().await {
+            Ok((stream, peer)) if !fits(&stream, descriptors) => {
+                drop(stream);
+                if let Some(untold) = complaint.tell(Instant::now()) {
+                    tracing::warn!(
+                        "the connection of {peer} to port {port} is closed: the other descriptors \
+                         are for files, {untold} more since the last such line; see LimitNOFILE"
+                    );
+                }
+                tokio::task::yield_now().await;
+            }
             Ok((stream, peer)) => {
                 // Not borrowed across an await, and this thread alone runs these tasks.
                 acceptor.borrow_mut().hand_over(stream, peer, port);
@@ -144,6 +157,11 @@ async fn accept_all(source: Source, port: u16, acceptor: Rc<RefCell<Acceptor>>) 
             },
         }
     }
+}
+
+/// Whether a connection leaves the descriptors from `end` on to the store.
+fn fits(stream: &TcpStream, end: u64) -> bool {
+    u64::try_from(stream.as_raw_fd()).is_ok_and(|descriptor| descriptor < end)
 }
 
 #[cfg(test)]
@@ -176,6 +194,17 @@ mod tests {
             .expect("in time");
         let error = ended.expect("task").expect_err("stopped");
         assert_eq!(listener::after_error(&error), AfterError::Stop);
+    }
+
+    #[test]
+    fn connections_leave_descriptors_to_the_store() {
+        let end = host::descriptors_for_connections();
+        assert!(end > 0);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let address = listener.local_addr().expect("address");
+        let stream = TcpStream::connect(address).expect("connect");
+        let descriptor = u64::try_from(stream.as_raw_fd()).expect("a number");
+        assert!(fits(&stream, descriptor + 1) && !fits(&stream, descriptor));
     }
 
     #[test]

@@ -12,6 +12,8 @@ use serde::Serialize;
 
 /// Open files wanted: connections, log files and queue files together.
 const FILES_WANTED: u64 = 65_536;
+/// Descriptors that connections leave to the store and its state files, at most.
+const FILES_KEPT: u64 = 256;
 /// Locked memory wanted for registered buffers, in bytes.
 const LOCKED_WANTED: u64 = 128 << 20;
 /// Mappings wanted for queue and index files.
@@ -35,6 +37,14 @@ pub fn raise_open_files() -> u64 {
         return hard;
     }
     soft
+}
+
+/// Connections get descriptors below this number. The kernel gives the lowest one that is free, so
+/// the rest, a quarter of a low limit, stay for files: however many clients come, what was
+/// acknowledged can be dispatched and read.
+pub fn descriptors_for_connections() -> u64 {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+    limit - (limit / 4).min(FILES_KEPT)
 }
 
 /// How much something about the host matters.

@@ -13,7 +13,7 @@ use crate::cut::Loss;
 use crate::ledger::{Gathered, Ledger};
 use crate::load::Load;
 use crate::mount::Mount;
-use crate::plan::{self, Blow, Failure, Life};
+use crate::plan::{self, Blow, Life};
 use crate::power::Shared;
 use crate::probe;
 
@@ -115,8 +115,7 @@ impl<'a> Store<'a> {
         self.round += 1;
         let load = Load::start(running.port, self.round, self.positions.clone());
         std::thread::sleep(Duration::from_millis(self.random.u64(100..500)));
-        let tried = |failure: &Failure| self.life.failing_syncs || !failure.is_of_syncs();
-        if let Some(failure) = blow.failure.filter(tried) {
+        if let Some(failure) = blow.failure {
             self.shared.arm_fault(failure.arm(&mut self.random));
             if let Some(path) = self.shared.wait_for_fault(FAULT_LIMIT) {
                 // The load goes on for a moment on the failing disk.

@@ -49,10 +49,6 @@ struct Options {
     /// Deals only blows whose name contains this.
     #[arg(long)]
     only: Option<String>,
-    /// Harder: queue files of 300 entries, disks that lose sizes of files whose names are durable
-    /// (ext4 and XFS do not), failed syncs under ASYNC_FLUSH.
-    #[arg(long)]
-    harsh: bool,
     /// Keeps, in this directory, the store as the last cut left it and the broker's log.
     #[arg(long)]
     keep: Option<PathBuf>,
@@ -148,7 +144,7 @@ fn notices_lies(work: &Path, options: &Options, broker: &Path, seed: u64) -> Res
         return Ok(());
     }
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut store = Store::new(work, broker, plan::life(0, false, &mut random), seed)?;
+    let mut store = Store::new(work, broker, plan::life(0, &mut random), seed)?;
     store.quiet = true;
     store.let_disk_lie();
     let outcome = store.live_through(&BLOWS[0])?;
@@ -174,7 +170,7 @@ fn live<'b>(
 ) -> Result<()> {
     let seed = seed.wrapping_add(u64::from(number) << 32);
     let mut random = fastrand::Rng::with_seed(seed);
-    let life = plan::life(number, options.harsh, &mut random);
+    let life = plan::life(number, &mut random);
     let mut store = Store::new(work, broker, life, seed)?;
     store.keep = options.keep.clone();
     for blow in blows {

@@ -146,11 +146,6 @@ pub const BLOWS: [Blow; 20] = {
 };
 
 impl Failure {
-    /// Whether syncs are what fails.
-    pub fn is_of_syncs(&self) -> bool {
-        self.operation == Operation::Sync
-    }
-
     /// The failure with a count of its own.
     pub fn arm(&self, random: &mut fastrand::Rng) -> Fault {
         Fault {
@@ -208,8 +203,6 @@ pub struct Life {
     pub narrow: bool,
     /// Sizes are durable with their file's sync only.
     pub loose: bool,
-    /// Failures of syncs are among what happens.
-    pub failing_syncs: bool,
     /// Files may have no name.
     pub unnamed: bool,
     /// Pause in each sync.
@@ -219,7 +212,7 @@ pub struct Life {
 }
 
 /// The life of the store with that number.
-pub fn life(number: u32, harsh: bool, random: &mut fastrand::Rng) -> Life {
+pub fn life(number: u32, random: &mut fastrand::Rng) -> Life {
     let asynchronous = number % 4 == 3;
     let log_file = [1, 4, 16][random.usize(..3)] << 20;
     let mut settings: Vec<String> = [
@@ -234,7 +227,8 @@ pub fn life(number: u32, harsh: bool, random: &mut fastrand::Rng) -> Life {
     .map(str::to_owned)
     .to_vec();
     settings.push(format!("mappedFileSizeCommitLog={log_file}"));
-    let queue_file = if harsh && random.bool() { 6000 } else { 60_000 };
+    // 300 or 3,000 entries.
+    let queue_file = if random.bool() { 6000 } else { 60_000 };
     settings.push(format!("mappedFileSizeConsumeQueue={queue_file}"));
     let mode = if asynchronous {
         "ASYNC_FLUSH"
@@ -245,8 +239,7 @@ pub fn life(number: u32, harsh: bool, random: &mut fastrand::Rng) -> Life {
     Life {
         asynchronous,
         narrow: !asynchronous && number % 2 == 1,
-        loose: harsh && number % 3 == 2,
-        failing_syncs: harsh || !asynchronous,
+        loose: number % 3 == 2,
         unnamed: number % 4 != 1,
         sync_pause: Duration::from_micros([0, 200, 1500][random.usize(..3)]),
         settings,
