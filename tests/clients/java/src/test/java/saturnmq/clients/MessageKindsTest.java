@@ -8,7 +8,6 @@ import static saturnmq.clients.Clients.message;
 import static saturnmq.clients.Clients.stored;
 
 import java.nio.charset.StandardCharsets;
-import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
@@ -30,13 +29,13 @@ import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.condition.EnabledIfSystemProperty;
 
 /** Requests and replies, namespaces, compression, unusual texts, sizes, permissions. */
 class MessageKindsTest {
     private static final int MESSAGE_ILLEGAL = 13;
     private static final int NO_PERMISSION = 16;
     private static final int READ_AND_WRITE = 6;
-    private static final Duration SLOW_LIMIT = Duration.ofSeconds(120);
 
     /** Answers each message with "re: " and its body. */
     private static final class Answering implements MessageListenerConcurrently {
@@ -65,6 +64,9 @@ class MessageKindsTest {
         }
     }
 
+    // Release 5.3.3 of the client takes seconds to take a reply and misses some, with Apache's
+    // brokers of both releases too: it shows nothing about a broker.
+    @EnabledIfSystemProperty(named = "rocketmq.version", matches = "4\\..*")
     @Test
     void eachRequestGetsItsOwnReply() throws Exception {
         try (Clients clients = new Clients()) {
@@ -80,16 +82,10 @@ class MessageKindsTest {
             stored(asking.send(message(topic, "t", "nobody waits for a reply to this one")));
             Await.until("the broker knows " + askers, () -> !Cluster.admin()
                 .examineProducerConnectionInfo(askers, topic).getConnectionSet().isEmpty());
-            // Release 5.3.3 of the client takes seconds to take a reply, and gives some up; with
-            // Apache's brokers too.
-            boolean slow = !Cluster.CLIENT_VERSION.startsWith("4.");
-            for (int i = 0; i < (slow ? 1 : 5); i++) {
-                String question = "question-" + i;
-                Await.until("a reply to " + question, SLOW_LIMIT, () -> {
-                    Message asked = message(topic, "t", question);
-                    byte[] reply = asking.request(asked, 20_000).getBody();
-                    return new String(reply, StandardCharsets.UTF_8).equals("re: " + question);
-                });
+            for (int i = 0; i < 5; i++) {
+                Message asked = message(topic, "t", "question-" + i);
+                byte[] reply = asking.request(asked, 20_000).getBody();
+                assertEquals("re: question-" + i, new String(reply, StandardCharsets.UTF_8));
             }
         }
     }
