@@ -151,6 +151,14 @@ class AdminShapesTest {
                     consumer.getDefaultMQPushConsumerImpl().persistConsumerOffset();
                     return Load.left(wire, GROUP, TOPIC) == 0;
                 });
+                // The broker has heard of both clients, and tells of itself: Apache's answers
+                // 28 with an error in the first seconds of its life.
+                Await.until("a registered producer", () -> wire.ask(Wire.PRODUCERS_OF,
+                    "producerGroup", "shapes-producer").getCode() == 0);
+                Await.until("a registered consumer", () -> wire.ask(Wire.CONSUMERS_OF,
+                    "consumerGroup", GROUP).getCode() == 0);
+                Await.until("runtime information",
+                    () -> wire.ask(Wire.RUNTIME_INFORMATION).getCode() == 0);
             }
             String client = consumer.getDefaultMQPushConsumerImpl().getmQClientFactory()
                 .getClientId();

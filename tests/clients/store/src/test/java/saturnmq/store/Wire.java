@@ -18,11 +18,14 @@ final class Wire implements AutoCloseable {
     static final int OFFSET_BY_TIME = 29;
     static final int MAX_OFFSET = 30;
     static final int MIN_OFFSET = 31;
+    static final int RUNTIME_INFORMATION = 28;
     static final int VIEW = 33;
     static final int END_TRANSACTION = 37;
     static final int CONSUMER_OFFSETS = 43;
     static final int DELAY_OFFSETS = 45;
     static final int GROUPS = 201;
+    static final int CONSUMERS_OF = 203;
+    static final int PRODUCERS_OF = 204;
     static final int EXPORT_STATE = 355;
     private static final int STATIC_TOPIC = 513;
     private static final long PATIENCE_MS = 20_000;
