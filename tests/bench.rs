@@ -84,6 +84,29 @@ fn what_was_sent_at_a_rate_is_drained_and_arrives_at_waiting_consumers() {
 }
 
 #[test]
+fn loops_are_open_unless_a_closed_one_is_asked_for() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let short = ["--seconds", "1", "--warm-up", "0", "--connections", "2"];
+    let options = |more: &[&str]| {
+        let report = good(&bench(&running, &[&["produce"][..], &short, more].concat()));
+        report["options"].as_str().expect("options").to_owned()
+    };
+    assert!(options(&[]).starts_with("open loop: 1000/s over 2 connections"));
+    assert!(options(&["--closed"]).starts_with("closed loop: 2 connections x 8"));
+    assert!(options(&["--in-flight", "3"]).starts_with("closed loop: 2 connections x 3"));
+    for (wrong, why) in [
+        (&["--closed", "--rate", "5"][..], "cannot be used with"),
+        (&["--rate", "max"], "--closed sends as fast as the broker"),
+        (&["--closed", "--find-knee", "1ms"], "--find-knee looks for"),
+    ] {
+        let output = bench(&running, &[&["produce"], wrong].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(why), "{said}");
+    }
+}
+
+#[test]
 fn a_refused_send_fails_the_run_and_is_named() {
     let dir = directory();
     let running = Running::start(dir.path(), &["--set", "maxMessageSize=2000"]);

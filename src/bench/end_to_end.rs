@@ -120,6 +120,7 @@ pub fn run(load: &str, plan: &Plan, readers: &Readers) -> Result<Report, BenchEr
         report.faults = sent.faults;
         report.faults.add(&faults);
         report.judge_client(busiest.max(sent.busiest));
+        report.judge_pace(plan.pace, &run, sent.last);
         Ok(report)
     })
 }

@@ -140,6 +140,7 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
         let mut report = Report::new("produce", plan, &seen, &all.total);
         report.faults = all.faults;
         report.judge_client(all.busiest);
+        report.judge_pace(plan.pace, &run, all.last);
         Ok(report)
     })
 }

@@ -1,13 +1,14 @@
 //! What a run is found to have been: the same fields for every kind of load, as JSON and as text.
 
 use std::fmt::Write;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::environment::Environment;
 use super::faults::Faults;
 use super::monitor::{Observed, Sample};
-use super::plan::{Pace, Plan};
+use super::plan::{Pace, Plan, Run};
 use super::recorder::Measured;
 use super::{BenchError, shown_us};
 
@@ -15,6 +16,8 @@ use super::{BenchError, shown_us};
 const BUSY_THREAD: f64 = 0.9;
 /// From this share on the machine counts as full.
 const FULL_MACHINE: f64 = 0.95;
+/// A broker whose last answer comes this long after the end may not have kept the rate.
+const TOO_LATE: Duration = Duration::from_millis(500);
 
 /// What broker and load generator used in the counted time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -143,6 +146,22 @@ impl Report {
                 busy * 100.0
             ));
         }
+    }
+
+    /// Warns when a broker answered more slowly than an open loop sent: what was due in the counted
+    /// time is counted whenever it was answered, and only the latencies show how late that was.
+    pub fn judge_pace(&mut self, pace: Pace, run: &Run<'_>, last: Instant) {
+        let late = last.saturating_duration_since(run.end());
+        let counted = Duration::from_secs_f64(self.seconds);
+        if !matches!(pace, Pace::Open { .. }) || late <= TOO_LATE.max(counted / 20) {
+            return;
+        }
+        let answered = self.messages as f64 / (counted + late).as_secs_f64();
+        self.warnings.push(format!(
+            "the broker did not keep the rate: it answered {answered:.0}/s, and the last answer \
+             came {:.1} s after the end",
+            late.as_secs_f64()
+        ));
     }
 
     /// The report on one line.

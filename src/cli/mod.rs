@@ -16,7 +16,7 @@ Examples:
       a broker and its name server on this host
   saturnmq admin send Hello --body hi
   saturnmq admin consume Hello --from earliest --exit
-  saturnmq bench produce --seconds 10
+  saturnmq bench produce --rate 20000
   saturnmq check
   saturnmq inspect saturnmq-data --verify";
 

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use crate::bench::end_to_end::Readers;
 use crate::bench::message::Kind;
 use crate::bench::payload::STAMP_BYTES;
-use crate::bench::plan::Plan;
+use crate::bench::plan::{Pace, Plan};
 use crate::bench::report::Report;
 use crate::bench::{
     BenchError, catch_up, compare, delay, drain, end_to_end, idle, knee, page, produce, topics,
@@ -19,13 +19,13 @@ use options::{RunArgs, SendArgs};
 
 const EXAMPLES: &str = "\
 Examples:
-  saturnmq bench produce --connections 16 --in-flight 8 --seconds 10
-      1 KiB messages to the broker behind 127.0.0.1:9876, as fast as it answers (closed loop)
   saturnmq bench produce --rate 20000 --size 128*9,1024-65536*1
       20,000 messages a second whatever the broker does (open loop), nine small ones to one large
+  saturnmq bench produce --closed
+      1 KiB messages to the broker behind 127.0.0.1:9876 as fast as it answers (closed loop)
   saturnmq bench produce --find-knee 10ms
       the highest rate at which 99 of 100 sends are answered within 10 ms
-  saturnmq bench produce --topics 100 --count 1000000 --json
+  saturnmq bench produce --closed --topics 100 --count 1000000 --json
       a million messages over 100 topics, for scripts
   saturnmq bench drain --topic saturnmq_bench --pid $(pidof saturnmq)
       what the topic holds, with the broker's CPU time, memory and writes
@@ -53,15 +53,15 @@ pub enum Load {
     Produce(SearchArgs),
     /// Read what topics hold as fast as it comes.
     Drain(DrainArgs),
-    /// Send at a fixed rate and measure until a consumer that waits has the message.
+    /// Send and measure until a consumer that waits has the message.
     EndToEnd(EndToEndArgs),
     /// The same with several consumer groups, each of which gets every message.
     FanOut(FanOutArgs),
-    /// Send over 1, 10, 100 … topics, up to --topics.
+    /// Send over 1, 10, 100 … topics, up to --topics; --closed finds the rate of each.
     Topics(ProduceArgs),
     /// Send beside many idle connections.
     Connections(ConnectionsArgs),
-    /// Send at a fixed rate while readers drain what the topics hold.
+    /// Send alone, then while readers drain what the topics hold.
     CatchUp(CatchUpArgs),
     /// Send transactions and measure until a consumer has what was committed.
     Transaction(TransactionArgs),
@@ -263,10 +263,9 @@ pub struct CompareArgs {
 pub fn run(args: &BenchArgs) -> Result<(), BenchError> {
     match &args.load {
         Load::Produce(args) => {
-            let plan = args.load.plan(None);
-            let first = args.load.send.rate;
+            let plan = args.load.plan();
             measure(&args.load.run, &plan, || {
-                args.knee.search(&plan, first, produce::run)
+                args.knee.search(&plan, produce::run)
             })
         }
         Load::Drain(args) => {
@@ -276,17 +275,17 @@ pub fn run(args: &BenchArgs) -> Result<(), BenchError> {
         Load::EndToEnd(args) => args.measure("end-to-end", Kind::Plain, 1),
         Load::FanOut(args) => args.load.measure("fan-out", Kind::Plain, args.groups),
         Load::Topics(args) => {
-            let plan = args.plan(None);
+            let plan = args.plan();
             measure(&args.run, &plan, || topics::run(&plan))
         }
         Load::Connections(args) => {
-            let plan = args.load.plan(None);
+            let plan = args.load.plan();
             measure(&args.load.run, &plan, || {
                 idle::run(&plan, args.idle as usize)
             })
         }
         Load::CatchUp(args) => {
-            let plan = args.load.plan(Some(1000));
+            let plan = args.load.plan();
             let longest = Duration::from_secs(args.longest.into());
             measure(&args.load.run, &plan, || {
                 catch_up::run(&plan, args.readers.into(), args.read.pull, longest)
@@ -306,9 +305,9 @@ pub fn run(args: &BenchArgs) -> Result<(), BenchError> {
 }
 
 impl ProduceArgs {
-    fn plan(&self, rate: Option<u32>) -> Plan {
+    fn plan(&self) -> Plan {
         let mut plan = self.run.plan(16);
-        self.send.complete(&mut plan, self.run.warm_up, rate);
+        self.send.complete(&mut plan, self.run.warm_up);
         plan
     }
 }
@@ -316,7 +315,7 @@ impl ProduceArgs {
 impl EndToEndArgs {
     fn measure(&self, load: &str, kind: Kind, groups: u16) -> Result<(), BenchError> {
         let mut plan = self.run.plan(4);
-        self.send.complete(&mut plan, self.run.warm_up, Some(1000));
+        self.send.complete(&mut plan, self.run.warm_up);
         plan.shape.kind = kind;
         check(&plan)?;
         let delay = match kind {
@@ -331,7 +330,7 @@ impl EndToEndArgs {
         };
         measure(&self.run, &plan, || {
             let run = |plan: &Plan| end_to_end::run(load, plan, &readers);
-            self.knee.search(&plan, self.send.rate, run)
+            self.knee.search(&plan, run)
         })
     }
 }
@@ -341,12 +340,14 @@ impl KneeArgs {
     fn search(
         &self,
         plan: &Plan,
-        first: Option<u32>,
         mut load: impl FnMut(&Plan) -> Result<Report, BenchError>,
     ) -> Result<Report, BenchError> {
-        match self.find_knee {
-            None => load(plan),
-            Some(bound) => knee::find(plan, first.unwrap_or(1000).into(), bound, load),
+        match (self.find_knee, plan.pace) {
+            (None, _) => load(plan),
+            (Some(bound), Pace::Open { rate }) => knee::find(plan, rate, bound, load),
+            (Some(_), Pace::Closed { .. }) => Err(BenchError::System(
+                "--find-knee looks for a rate: --closed and --in-flight have none".to_owned(),
+            )),
         }
     }
 }

@@ -16,6 +16,21 @@ use crate::bench::{BenchError, route};
 /// A run that ends by itself, not by the clock, is given up after this.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
+/// Sends in flight per connection of a closed loop.
+const IN_FLIGHT: u16 = 8;
+/// Highest rate that can be asked for, in messages per second.
+const MAX_RATE: u32 = 10_000_000;
+
+fn rate(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(rate @ 1..=MAX_RATE) => Ok(rate),
+        _ => Err(format!(
+            "must be a number of messages per second from 1 to {MAX_RATE}; --closed sends as fast \
+             as the broker answers"
+        )),
+    }
+}
+
 /// Form of the headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Header {
@@ -140,22 +155,25 @@ pub struct SendArgs {
         value_parser = clap::value_parser!(u16).range(1..=1024)
     )]
     pub batch: u16,
-    /// Closed loop: sends in flight per connection.
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 8,
-        conflicts_with = "rate",
-        value_parser = clap::value_parser!(u16).range(1..=4096)
-    )]
-    pub in_flight: u16,
     /// Open loop: messages per second, of all connections together, whatever the broker does.
     #[arg(
         long,
         value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..=10_000_000)
+        default_value_t = 1000,
+        value_parser = rate
     )]
-    pub rate: Option<u32>,
+    pub rate: u32,
+    /// Closed loop: each connection sends as fast as the broker answers.
+    #[arg(long, conflicts_with = "rate")]
+    pub closed: bool,
+    /// Sends in flight per connection of a closed loop, which this asks for.
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "rate",
+        value_parser = clap::value_parser!(u16).range(1..=4096)
+    )]
+    pub in_flight: Option<u16>,
     /// Seconds that are counted.
     #[arg(
         long,
@@ -265,8 +283,8 @@ impl RunArgs {
 }
 
 impl SendArgs {
-    /// Adds what is sent, how fast and for how long to a plan; `rate` is the default.
-    pub fn complete(&self, plan: &mut Plan, warm_up: u32, rate: Option<u32>) {
+    /// Adds what is sent, how fast and for how long to a plan.
+    pub fn complete(&self, plan: &mut Plan, warm_up: u32) {
         plan.shape = Shape {
             sizes: self.size.clone(),
             keys: self.keys,
@@ -276,13 +294,14 @@ impl SendArgs {
             batch: self.batch,
             kind: Kind::Plain,
         };
-        plan.pace = match self.rate.or(rate) {
-            Some(rate) => Pace::Open {
-                rate: f64::from(rate),
-            },
-            None => Pace::Closed {
-                in_flight: usize::from(self.in_flight),
-            },
+        plan.pace = if self.closed || self.in_flight.is_some() {
+            Pace::Closed {
+                in_flight: self.in_flight.unwrap_or(IN_FLIGHT).into(),
+            }
+        } else {
+            Pace::Open {
+                rate: self.rate.into(),
+            }
         };
         plan.warm_up = Duration::from_secs(warm_up.into());
         plan.count = self.count;
