@@ -401,6 +401,10 @@ impl Protocol for Core {
             && self.elsewhere == 0
             && self.stalled.is_empty()
     }
+
+    fn leaving(&mut self, io: &mut Outbox) {
+        handler::pull::answer_all(self, io);
+    }
 }
 
 /// Wall-clock time in milliseconds.

@@ -547,9 +547,9 @@ fn health_is_told_over_http() {
 }
 
 #[test]
-fn a_stop_does_not_wait_for_pulls_that_are_held() {
+fn a_stop_answers_pulls_that_are_held_and_does_not_wait_for_them() {
     let dir = directory();
-    let running = Running::start(dir.path(), &[]);
+    let mut running = Running::start(dir.path(), &[]);
     assert_eq!(running.send("Orders", b"x").code, 0);
     let mut client = Client::connect(running.address("broker"), PATIENCE).expect("connect");
     let fields = [
@@ -577,7 +577,11 @@ fn a_stop_does_not_wait_for_pulls_that_are_held() {
     let answer = running.send("Other", b"x");
     assert_eq!(answer.code, 0);
     let begun = Instant::now();
-    assert_eq!(running.stop().code(), Some(0));
+    running.signal(Signal::SIGTERM);
+    // PULL_NOT_FOUND; a client that is never answered asks no more for half a minute.
+    let answer = client.receive(begun + PATIENCE).expect("an answer");
+    assert_eq!(answer.map(|answer| answer.code), Some(19));
+    assert_eq!(running.wait().code(), Some(0));
     assert!(
         begun.elapsed() < Duration::from_secs(8),
         "{:?}",

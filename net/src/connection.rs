@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use nix::sys::socket::{Shutdown, shutdown};
+use socket2::SockRef;
 
 const INDEX_BITS: u32 = 24;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
@@ -254,6 +255,12 @@ impl Connection {
             Stage::Lingering => true,
             Stage::Flushing | Stage::Shut => false,
         }
+    }
+
+    /// Keeps a last piece of what is sent until the end of the stream can go with it.
+    pub fn send_with_end(&self) {
+        // Without it the end comes a moment after the answers.
+        let _ = SockRef::from(&self.socket).set_tcp_cork(true);
     }
 
     /// Tells the peer that nothing more will be sent.

@@ -53,6 +53,8 @@ pub trait Protocol {
     fn end_of_pass(&mut self);
     /// Asked while stopping: nothing in flight any more?
     fn idle(&self) -> bool;
+    /// Called once while stopping, when no more frames are read: what waits is to be answered now.
+    fn leaving(&mut self, io: &mut Outbox);
 }
 
 /// How one core is set up.
@@ -275,7 +277,9 @@ impl CoreHandle {
         &self.shared.counters
     }
 
-    /// Graceful stop: stop reading, answer what is in flight, flush, close; the thread ends.
+    /// Graceful stop: what arrives is answered until the peers are silent, because they wait for
+    /// answers that are held back; then each gets its answers and the end of the connection in one
+    /// go, and the thread ends.
     pub fn stop(&self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.wake();

@@ -7,6 +7,7 @@
 mod memory;
 mod offer;
 mod settle;
+mod stop;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 use crate::connection::{Connection, ConnectionId, Outbox, Reading, Stage};
 use crate::driver::{CoreSettings, Newcomer, Protocol, Shared, count};
 use crate::limits::Limits;
+use stop::Stop;
 
 /// Adoptions of one pass: a burst of connections must not starve those that work.
 const ADOPTIONS_PER_PASS: usize = 256;
@@ -26,10 +28,6 @@ const ADOPTIONS_PER_PASS: usize = 256;
 const RETRIES_PER_PASS: usize = 8;
 /// A refused frame is offered again after this long even if nothing wakes the core.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// How long the end of a stop waits for the peers to hang up, before connections are cut.
-const LINGER: Duration = Duration::from_millis(300);
-/// How long the end of a stop waits for cut connections' last completions.
-const CUT: Duration = Duration::from_secs(2);
 /// Longest time between two looks at connections for quiet ones.
 const SWEEP: Duration = Duration::from_secs(5);
 /// A connection quiet for this long gives its buffers back.
@@ -94,17 +92,6 @@ impl FaultLog {
         self.written += 1;
         Some(std::mem::take(&mut self.suppressed))
     }
-}
-
-enum Stop {
-    No,
-    /// Answers in flight are waited for, until then.
-    Draining(Instant),
-    /// Everything is sent; peers may hang up, until then.
-    Lingering(Instant),
-    /// Connections are cut; their completions are waited for, until then.
-    Cutting(Instant),
-    Done,
 }
 
 pub(crate) struct Core<P> {
@@ -203,8 +190,8 @@ impl<P: Protocol> Core<P> {
         if !self.resume.is_empty() {
             no_later(self.now + RETRY_INTERVAL);
         }
-        if let Stop::Draining(end) | Stop::Lingering(end) | Stop::Cutting(end) = self.stop {
-            no_later(end);
+        if let Some(time) = self.stop.next_look(self.now) {
+            no_later(time);
         }
         self.shared.asleep.store(true, Ordering::SeqCst);
         // Pairs with the fence in `CoreHandle::wake`.
@@ -230,6 +217,7 @@ impl<P: Protocol> Core<P> {
     /// Bytes arrived on a connection.
     pub fn received(&mut self, id: ConnectionId, bytes: &[u8]) {
         count(&self.shared.counters.bytes_in, bytes.len() as u64);
+        self.stop.heard(self.now);
         self.io.touch(id);
         let Some(connection) = self.io.get_mut(id) else {
             return;
@@ -354,7 +342,7 @@ impl<P: Protocol> Core<P> {
     }
 
     fn adopt<T: Transport>(&mut self, transport: &mut T) {
-        if !matches!(self.stop, Stop::No) {
+        if !matches!(self.stop, Stop::No | Stop::Gathering { .. }) {
             self.drop_inbox();
             return;
         }
@@ -434,77 +422,6 @@ impl<P: Protocol> Core<P> {
         if !self.starved.is_empty() {
             self.next_sweep = self.next_sweep.min(self.now + self.turn());
             self.end_turns();
-        }
-    }
-
-    fn advance_stop<T: Transport>(&mut self, transport: &mut T) {
-        match self.stop {
-            Stop::No => {
-                self.drop_inbox();
-                self.stop = Stop::Draining(self.now + self.limits.stop);
-                self.touch_all();
-                self.hurry = true;
-            }
-            Stop::Draining(end) if self.now >= end || self.is_drained() => {
-                self.stop = Stop::Lingering(self.now + LINGER);
-                self.hang_up();
-                self.hurry = true;
-            }
-            Stop::Lingering(end) if self.now >= end => {
-                self.stop = Stop::Cutting(self.now + CUT);
-                for index in 0..self.io.slot_count() {
-                    if let Some(id) = self.io.at(index) {
-                        self.cut(transport, id);
-                        self.io.touch(id);
-                    }
-                }
-                self.hurry = true;
-            }
-            Stop::Cutting(end) if self.now >= end => self.stop = Stop::Done,
-            _ => {}
-        }
-    }
-
-    fn touch_all(&mut self) {
-        for index in 0..self.io.slot_count() {
-            if let Some(id) = self.io.at(index) {
-                self.io.touch(id);
-            }
-        }
-    }
-
-    fn is_drained(&self) -> bool {
-        self.protocol.idle()
-            && self.resume.is_empty()
-            && (0..self.io.slot_count()).all(|index| {
-                let connection = self.io.at(index).and_then(|id| self.io.get(id));
-                connection.is_none_or(|connection| connection.unsent() == 0)
-            })
-    }
-
-    /// Shuts the sending side of each connection, so that peers read the last answers and an end;
-    /// closing at once would reset connections that have bytes unread here.
-    fn hang_up(&mut self) {
-        for index in 0..self.io.slot_count() {
-            let Some(id) = self.io.at(index) else {
-                continue;
-            };
-            self.io.touch(id);
-            let Some(connection) = self.io.get_mut(id) else {
-                continue;
-            };
-            if connection.stage == Stage::Open {
-                connection.stage = Stage::Flushing;
-                self.forget_unread(id);
-                self.protocol.closed(id);
-            }
-            let Some(connection) = self.io.get_mut(id) else {
-                continue;
-            };
-            if connection.stage == Stage::Flushing && connection.unsent() == 0 {
-                connection.stage = Stage::Lingering;
-                connection.shut_sending();
-            }
         }
     }
 }

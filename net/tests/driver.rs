@@ -2,10 +2,10 @@
 
 mod harness;
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::sync::Mutex;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use harness::{Server, body_of, frame, numbered, read_frame, until};
@@ -27,6 +27,7 @@ harness::each_engine! {
     a_wake_is_never_lost,
     a_reset_during_a_send_ends_that_connection_only,
     a_stop_answers_what_is_in_flight,
+    a_stop_answers_whoever_waits_for_answers_and_says_the_end_with_the_last,
     a_quiet_connection_is_closed_and_a_busy_one_is_not,
     connections_that_come_and_go_leave_nothing_behind,
     a_closed_connection_takes_no_answer_though_its_slot_is_used_again,
@@ -293,6 +294,42 @@ fn a_stop_answers_what_is_in_flight(engine: Engine) {
     drop(clients);
     let end = server.stop();
     assert_eq!(end.closed, 10);
+}
+
+fn a_stop_answers_whoever_waits_for_answers_and_says_the_end_with_the_last(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let asked = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let mut client = server.connect();
+            let asked = &asked;
+            scope.spawn(move || {
+                for number in 0.. {
+                    let sent = numbered(b'e', number, 1000);
+                    client.write_all(&sent).unwrap();
+                    let answer = read_frame(&mut client);
+                    assert!(
+                        answer.is_ok_and(|answer| answer == sent),
+                        "no answer to {number}"
+                    );
+                    asked.fetch_add(1, Ordering::Relaxed);
+                    // The end has come with the last answer: there is no moment between them.
+                    client.set_nonblocking(true).unwrap();
+                    match client.peek(&mut [0]) {
+                        Ok(0) => return,
+                        Ok(_) => panic!("bytes that were not asked for"),
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+                    }
+                    client.set_nonblocking(false).unwrap();
+                }
+            });
+        }
+        until("requests are answered", || {
+            asked.load(Ordering::Relaxed) > 200
+        });
+        server.handle.stop();
+    });
+    server.stop();
 }
 
 fn a_quiet_connection_is_closed_and_a_busy_one_is_not(engine: Engine) {

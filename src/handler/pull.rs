@@ -537,6 +537,15 @@ fn resume(core: &mut Core, index: u32, io: &mut Outbox) {
     }
 }
 
+/// Ends all waits: a client whose pull is never answered asks no more until its time-out.
+pub fn answer_all(core: &mut Core, io: &mut Outbox) {
+    let mut waiting = Vec::new();
+    core.pulls.parked.all(&mut waiting);
+    for index in waiting {
+        expire(core, index, io);
+    }
+}
+
 /// A wait is over: whatever there is now is the answer.
 fn expire(core: &mut Core, index: u32, io: &mut Outbox) {
     let Some((conn, waiting)) = core.pulls.parked.take_owned(index) else {

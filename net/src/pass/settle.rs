@@ -53,6 +53,9 @@ impl<P: Protocol> Core<P> {
                     self.close_if_due(id);
                     self.cut(transport, id);
                 }
+                if matches!(self.stop, Stop::Draining(_)) {
+                    self.hang_up_if_answered(id);
+                }
             }
             Stage::Flushing if connection.unsent() == 0 => self.cut(transport, id),
             Stage::Lingering if connection.ended => self.cut(transport, id),
@@ -94,6 +97,11 @@ impl<P: Protocol> Core<P> {
         if !sends || connection.out.is_empty() || connection.sending > 0 {
             return Ok(());
         }
+        // Answers wait for the end of the connection, unless they are so many that nothing is read.
+        let gathering = matches!(self.stop, Stop::Gathering { .. });
+        if gathering && connection.stage == Stage::Open && !connection.holds.has(Holds::UNSENT) {
+            return Ok(());
+        }
         let bytes = connection.out.len();
         connection.sending_since_ms = self.now_ms;
         if let Sending::Done = transport.send(id, connection)? {
@@ -132,7 +140,8 @@ impl<P: Protocol> Core<P> {
         let Some(connection) = self.io.get_mut(id) else {
             return;
         };
-        let wanted = connection.wants_reading(stalled_bytes) && !draining;
+        let over = draining && connection.stage == Stage::Open;
+        let wanted = connection.wants_reading(stalled_bytes) && !over;
         match (wanted, connection.reading) {
             (true, Reading::Idle) => transport.read(id, connection),
             (false, Reading::Armed) if connection.stage != Stage::Shut => {

@@ -88,6 +88,8 @@ impl Protocol for Checker {
     fn idle(&self) -> bool {
         self.in_flight.is_empty()
     }
+
+    fn leaving(&mut self, _: &mut Outbox) {}
 }
 
 #[derive(Default)]
@@ -318,6 +320,8 @@ impl Protocol for Counter {
     fn idle(&self) -> bool {
         true
     }
+
+    fn leaving(&mut self, _: &mut Outbox) {}
 }
 
 #[test]

@@ -230,6 +230,8 @@ impl Protocol for Echo {
     fn idle(&self) -> bool {
         self.in_flight == 0
     }
+
+    fn leaving(&mut self, _: &mut Outbox) {}
 }
 
 /// One core behind a listener.
