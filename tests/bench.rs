@@ -375,30 +375,53 @@ fn a_broker_that_drops_or_doubles_a_message_fails_the_run() {
     let dir = directory();
     let running = Running::start(dir.path(), &[]);
     let broker = running.address("broker");
-    let load = [
-        "end-to-end",
-        "--rate",
-        "500",
-        "--seconds",
-        "1",
-        "--warm-up",
-        "0",
+    let loads = [
+        (
+            &["end-to-end", "--rate", "500"][..],
+            "message acknowledged and never received",
+            "message received twice",
+        ),
+        (
+            &["produce", "--rate", "500"],
+            "message acknowledged and not found in its queue",
+            "message stored twice",
+        ),
+        (
+            &["connections", "--closed", "--count", "500", "--idle", "2"],
+            "message acknowledged and not found in its queue",
+            "message stored twice",
+        ),
     ];
-    for (deed, fault) in [
-        (Deed::Honest, None),
-        (Deed::Drop, Some("message acknowledged and never received")),
-        (Deed::Double, Some("message received twice")),
-    ] {
-        let address = proxy(broker, deed).to_string();
-        let output = command(&[&load[..], &["--broker", &address]].concat()).output();
-        let output = output.expect("the binary starts");
-        let Some(fault) = fault else {
-            good(&output);
-            continue;
-        };
-        assert!(!output.status.success(), "{fault}");
-        assert_eq!(report(&output)["faults"], serde_json::json!({ fault: 1 }));
+    thread::scope(|scope| {
+        for (load, lost, doubled) in loads {
+            for (deed, fault) in [
+                (Deed::Honest, None),
+                (Deed::Drop, Some(lost)),
+                (Deed::Double, Some(doubled)),
+            ] {
+                scope.spawn(move || expect_fault(broker, load, deed, fault));
+            }
+        }
+    });
+}
+
+fn expect_fault(broker: SocketAddr, load: &[&str], deed: Deed, fault: Option<&str>) {
+    let address = proxy(broker, deed).to_string();
+    let topic = format!("{}_{deed:?}", load[0]);
+    let more = ["--warm-up", "0", "--broker", &address, "--topic", &topic];
+    let mut arguments = [load, &more].concat();
+    if load.contains(&"--rate") {
+        arguments.extend(["--seconds", "1"]);
     }
+    let output = command(&arguments).output().expect("the binary starts");
+    let Some(fault) = fault else {
+        assert_eq!(good(&output)["failed"], false);
+        return;
+    };
+    assert!(!output.status.success(), "{load:?}: {fault}");
+    let report = report(&output);
+    assert_eq!(report["faults"][fault], 1, "{load:?}: {report}");
+    assert_eq!(report["failed"], true);
 }
 
 #[test]

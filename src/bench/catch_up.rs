@@ -9,6 +9,7 @@ use super::faults::Faults;
 use super::monitor::Monitor;
 use super::plan::{Plan, Run};
 use super::produce::{self, Tallies, are_done};
+use super::read_back;
 use super::recorder::Measured;
 use super::report::Report;
 use super::route;
@@ -69,6 +70,7 @@ fn beside(plan: &Plan, readers: usize, pull: i32) -> Result<Report, BenchError> 
         return Err(BenchError::System(text.to_owned()));
     }
     let address = route::one_broker(&routes)?;
+    let before = read_back::Start::now(plan, &routes)?;
     let run = Run::soon(plan, plan.connections, readers);
     let mut monitor = Monitor::new(&run)?;
     thread::scope(|scope| {
@@ -115,9 +117,12 @@ fn beside(plan: &Plan, readers: usize, pull: i32) -> Result<Report, BenchError> 
             ),
         ];
         report.interrupted = cut_by_user;
-        report.faults = sent.faults;
+        report.faults = sent.faults.clone();
         report.faults.add(&faults);
         report.judge_client(busiest.max(sent.busiest));
+        if let Some(before) = before {
+            before.check(run.id, &sent, &mut monitor, &mut report)?;
+        }
         Ok(report)
     })
 }

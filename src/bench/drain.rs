@@ -9,7 +9,7 @@ use super::faults::Faults;
 use super::monitor::Monitor;
 use super::plan::{Plan, Run};
 use super::produce::are_done;
-use super::puller::{GROUP, Puller, Queue, end_of};
+use super::puller::{GROUP, Puller, Queue, ends_of};
 use super::recorder::{Measured, Recorder, Series};
 use super::report::Report;
 use super::route::{self, Route};
@@ -38,15 +38,13 @@ pub fn backlog(
     readers: usize,
 ) -> Result<Vec<Vec<Queue>>, BenchError> {
     let mut client = plan.connect(route::one_broker(routes)?)?;
+    let queues = route::queues(routes);
+    let firsts = ends_of(&mut client, request::GET_MIN_OFFSET, &queues)?;
+    let ends = ends_of(&mut client, request::GET_MAX_OFFSET, &queues)?;
     let mut shares = vec![Vec::new(); readers];
-    let mut turn = 0;
-    for route in routes {
-        for id in 0..route.queues {
-            let first = end_of(&mut client, request::GET_MIN_OFFSET, &route.topic, id)?;
-            let end = end_of(&mut client, request::GET_MAX_OFFSET, &route.topic, id)?;
-            shares[turn % readers].push(Queue::new(&route.topic, id, first.max(0), end));
-            turn += 1;
-        }
+    for (turn, (topic, id)) in queues.into_iter().enumerate() {
+        let queue = Queue::new(topic, id, firsts[turn].max(0), ends[turn]);
+        shares[turn % readers].push(queue);
     }
     Ok(shares)
 }
@@ -88,6 +86,10 @@ pub fn run(plan: &Plan, pull: i32) -> Result<Report, BenchError> {
         report.options = format!("{} connections, {pull} messages a pull", plan.connections);
         "pull to its answer".clone_into(&mut report.latency_of);
         report.faults = faults;
+        report.checked = format!(
+            "{} messages: whole, and each queue's offsets without a gap",
+            total.messages
+        );
         report.judge_client(busiest);
         Ok(report)
     })

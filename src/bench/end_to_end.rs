@@ -14,7 +14,7 @@ use super::monitor::Monitor;
 use super::payload::{Arrivals, Content};
 use super::plan::{Plan, Run};
 use super::produce::{self, Tallies, are_done};
-use super::puller::{GROUP, Puller, Queue, end_of};
+use super::puller::{GROUP, Puller, Queue, ends_of};
 use super::recorder::{Measured, Recorder};
 use super::report::Report;
 use super::route::{self, Route};
@@ -117,6 +117,10 @@ pub fn run(load: &str, plan: &Plan, readers: &Readers) -> Result<Report, BenchEr
             ("send p99 us".to_owned(), p99 as f64),
         ];
         report.refused = sent.total.errors;
+        report.checked = format!(
+            "{} acknowledged messages: each group got each of them, whole and once",
+            sent.expected
+        );
         report.faults = sent.faults;
         report.faults.add(&faults);
         report.judge_client(busiest.max(sent.busiest));
@@ -128,14 +132,10 @@ pub fn run(load: &str, plan: &Plan, readers: &Readers) -> Result<Report, BenchEr
 /// Every queue of the topics, from its end on.
 fn ends(plan: &Plan, routes: &[Route]) -> Result<Vec<Queue>, BenchError> {
     let mut client = plan.connect(route::one_broker(routes)?)?;
-    let mut queues = Vec::new();
-    for route in routes {
-        for id in 0..route.queues {
-            let next = end_of(&mut client, request::GET_MAX_OFFSET, &route.topic, id)?;
-            queues.push(Queue::new(&route.topic, id, next, i64::MAX));
-        }
-    }
-    Ok(queues)
+    let queues = route::queues(routes);
+    let ends = ends_of(&mut client, request::GET_MAX_OFFSET, &queues)?;
+    let from = |((topic, id), next)| Queue::new(topic, id, next, i64::MAX);
+    Ok(queues.into_iter().zip(ends).map(from).collect())
 }
 
 /// Waits until as many messages arrived as were accepted.

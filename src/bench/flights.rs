@@ -11,6 +11,12 @@ pub struct Sent {
     pub sequence: u64,
     /// Bytes of the bodies.
     pub bytes: u64,
+    /// Place of its topic among those of the run.
+    pub topic: usize,
+    /// Queue that it is for.
+    pub queue: i32,
+    /// Its offset must not lie before this one: all before were acknowledged before it was sent.
+    pub after: i64,
 }
 
 /// A table that never grows: answers come nearly in the order of their requests, so that a send is
@@ -51,13 +57,23 @@ impl Flights {
 mod tests {
     use super::*;
 
+    fn blank(since: Instant) -> Sent {
+        Sent {
+            since,
+            sequence: 0,
+            bytes: 0,
+            topic: 0,
+            queue: 0,
+            after: 0,
+        }
+    }
+
     #[test]
     fn an_answer_that_many_others_overtook_is_found() {
         let since = Instant::now();
         let sent = |sequence| Sent {
-            since,
             sequence,
-            bytes: 0,
+            ..blank(since)
         };
         let mut flights = Flights::new(2);
         assert!(flights.insert(i32::MAX, sent(0)));
@@ -74,11 +90,7 @@ mod tests {
     #[test]
     fn a_full_table_takes_no_more() {
         let since = Instant::now();
-        let sent = Sent {
-            since,
-            sequence: 0,
-            bytes: 0,
-        };
+        let sent = blank(since);
         let mut flights = Flights::new(1);
         assert!((0..4).all(|opaque| flights.insert(opaque * 4, sent)));
         assert!(!flights.insert(1, sent));

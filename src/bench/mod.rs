@@ -28,6 +28,7 @@ pub mod plots;
 pub mod process;
 pub mod produce;
 pub mod puller;
+pub mod read_back;
 pub mod recorder;
 pub mod report;
 pub mod route;

@@ -23,6 +23,8 @@ use super::{BenchError, shown_us};
 
 /// Longest wait before it is looked whether the workers are done.
 const LOOK: Duration = Duration::from_millis(20);
+/// Time between two words about work after the run.
+const SHOWN: Duration = Duration::from_secs(1);
 
 /// Usage of broker, client and machine at one moment.
 #[derive(Debug, Clone, Copy, Default)]
@@ -198,7 +200,7 @@ impl<'a> Monitor<'a> {
     ///
     /// # Errors
     /// [`BenchError::System`] when the interval log cannot be written.
-    pub fn finish(mut self, last: Instant) -> Result<Observed, BenchError> {
+    pub fn finish(&mut self, last: Instant) -> Result<Observed, BenchError> {
         let now = Moment::now(self.run.plan.watch.pid);
         let end = match self.after {
             Some(_) => self.run.end(),
@@ -208,7 +210,7 @@ impl<'a> Monitor<'a> {
         if let Some(last) = self.run.series.last() {
             self.take(last.saturating_add(1), true)?;
         }
-        if let Some(progress) = &self.progress {
+        if let Some(progress) = self.progress.take() {
             progress.clear();
         }
         if let Some(log) = &mut self.log {
@@ -216,7 +218,7 @@ impl<'a> Monitor<'a> {
         }
         let counted = end.saturating_duration_since(self.run.counted_from);
         Ok(Observed {
-            series: self.series,
+            series: std::mem::take(&mut self.series),
             seconds: counted.as_secs_f64().max(1e-9),
             interrupted: self.interrupted,
             before: self.before.unwrap_or(now),
@@ -225,25 +227,52 @@ impl<'a> Monitor<'a> {
         })
     }
 
-    /// Waits, at most until a signal comes.
-    fn wait(&mut self, time: Duration) {
-        let Some(signals) = &self.signals else {
-            std::thread::sleep(time);
-            return;
-        };
-        let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        // At least a millisecond, the unit of the wait.
-        let time = time.max(Duration::from_millis(1));
-        let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
-        if poll(&mut fds, time) == Ok(0) {
-            return;
+    /// Waits for work after the run, of which `so_far` of `all` is done; false when Ctrl-C came
+    /// first.
+    pub fn attend(
+        &mut self,
+        done: impl Fn() -> bool,
+        what: &str,
+        so_far: impl Fn() -> u64,
+        all: u64,
+    ) -> bool {
+        let progress = self.run.plan.watch.progress.then(Progress::new);
+        let mut shown = Instant::now();
+        let mut goes_on = true;
+        while goes_on && !done() {
+            goes_on = !self.wait_for_signal(LOOK);
+            if let Some(progress) = progress.as_ref().filter(|_| shown.elapsed() >= SHOWN) {
+                progress.tell(format!("{what}: {} of {all}", so_far()));
+                shown = Instant::now();
+            }
         }
-        if let Ok(Some(_)) = signals.read_signal() {
+        if let Some(progress) = progress {
+            progress.clear();
+        }
+        goes_on
+    }
+
+    /// Waits, at most until a signal comes, which ends the run.
+    fn wait(&mut self, time: Duration) {
+        if self.wait_for_signal(time) {
             self.run.cut();
             if std::mem::replace(&mut self.interrupted, true) {
                 std::process::exit(130);
             }
         }
+    }
+
+    /// Whether a signal came in that time.
+    fn wait_for_signal(&mut self, time: Duration) -> bool {
+        let Some(signals) = &self.signals else {
+            std::thread::sleep(time);
+            return false;
+        };
+        let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        // At least a millisecond, the unit of the wait.
+        let time = time.max(Duration::from_millis(1));
+        let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+        poll(&mut fds, time) != Ok(0) && matches!(signals.read_signal(), Ok(Some(_)))
     }
 
     /// Takes all whole intervals before `until`; all of them when nobody works any more.
@@ -364,6 +393,10 @@ impl Progress {
             shown_us(p99),
             self.errors,
         );
+        self.tell(line);
+    }
+
+    fn tell(&self, line: String) {
         match &self.bar {
             Some(bar) => {
                 bar.set_message(line);

@@ -118,7 +118,11 @@ fn head(to: &mut String, title: &str, below: &str) {
 fn verdict(to: &mut String, name: &str, report: &Report) {
     let name = escaped(name);
     if report.faults.total() == 0 && name.is_empty() {
-        to.push_str("<p class=good>Every message was checked and right.</p>");
+        let checked = escaped(&report.checked);
+        push(
+            to,
+            format_args!("<p class=good>Nothing was wrong. Checked: {checked}.</p>"),
+        );
     }
     for (kind, number) in report.faults.iter() {
         let kind = escaped(kind);

@@ -151,6 +151,12 @@ impl Numbers {
         is_new
     }
 
+    /// Whether it is there.
+    pub fn contains(&self, number: u64) -> bool {
+        let word = self.0.get((number / 64) as usize);
+        word.is_some_and(|word| word & (1 << (number % 64)) != 0)
+    }
+
     /// How many of these are not among those.
     fn without(&self, those: &Self) -> u64 {
         let other = those.0.iter().chain(std::iter::repeat(&0));

@@ -76,6 +76,8 @@ pub struct Plan {
     pub count: Option<u64>,
     /// What sizes, keys and tags are drawn from.
     pub seed: u64,
+    /// How long the messages may be read back after the run; zero: not at all.
+    pub read_back: Duration,
     /// What is told meanwhile.
     pub watch: Watch,
 }

@@ -5,6 +5,7 @@
 //! loop keeps a fixed number of sends in flight: it slows down with the broker, and its latencies
 //! are those of this load, not of clients that send at their own pace. The report says which.
 
+use std::collections::HashMap;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
@@ -23,7 +24,7 @@ use super::plan::{Pace, Plan, Run, Schedule};
 use super::recorder::{Measured, Recorder, Series};
 use super::report::Report;
 use super::route::{Route, TEMPLATE};
-use super::{ANSWER_TIMEOUT, BenchError, now_ms, process};
+use super::{ANSWER_TIMEOUT, BenchError, now_ms, process, read_back};
 
 /// Most sends in flight on a connection of an open loop; more are due then than are sent.
 const MAX_IN_FLIGHT: usize = 4096;
@@ -42,6 +43,8 @@ pub struct Tally {
     pub accepted: Numbers,
     /// How many those are.
     pub expected: u64,
+    /// Sum of the marks of where those are.
+    pub places: u64,
     /// What was wrong.
     pub faults: Faults,
     /// When it had its last answer.
@@ -58,6 +61,8 @@ pub struct Tallies {
     pub accepted: Vec<Numbers>,
     /// How many those are.
     pub expected: u64,
+    /// Sum of the marks of where those are.
+    pub places: u64,
     /// What was wrong.
     pub faults: Faults,
     /// When the last of them had its last answer.
@@ -76,6 +81,7 @@ impl Tallies {
             total: Measured::new()?,
             accepted: Vec::new(),
             expected: 0,
+            places: 0,
             faults: Faults::default(),
             last: run.counted_from,
             busiest: 0.0,
@@ -88,6 +94,7 @@ impl Tallies {
             all.faults.add(&tally.faults);
             all.accepted.push(tally.accepted);
             all.expected += tally.expected;
+            all.places = all.places.wrapping_add(tally.places);
             all.last = all.last.max(tally.last);
             all.busiest = all.busiest.max(tally.busy);
         }
@@ -129,6 +136,7 @@ pub fn are_done<T>(workers: &[ScopedJoinHandle<'_, T>]) -> bool {
 /// [`BenchError`] when there is no route or a connection cannot be made.
 pub fn run(plan: &Plan) -> Result<Report, BenchError> {
     let routes = plan.routes()?;
+    let before = read_back::Start::now(plan, &routes)?;
     let run = Run::soon(plan, plan.connections, 0);
     let mut monitor = Monitor::new(&run)?;
     thread::scope(|scope| {
@@ -138,9 +146,12 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
         let all = Tallies::join(workers, &run)?;
         let seen = monitor.finish(all.last)?;
         let mut report = Report::new("produce", plan, &seen, &all.total);
-        report.faults = all.faults;
+        report.faults = all.faults.clone();
         report.judge_client(all.busiest);
         report.judge_pace(plan.pace, &run, all.last);
+        if let Some(before) = before {
+            before.check(run.id, &all, &mut monitor, &mut report)?;
+        }
         Ok(report)
     })
 }
@@ -164,6 +175,9 @@ pub struct Producer<'a> {
     recorder: Recorder<'a>,
     accepted: Numbers,
     expected: u64,
+    places: u64,
+    /// By topic and queue: the offset behind the last message that was acknowledged.
+    ends: HashMap<(usize, i32), i64>,
     faults: Faults,
     last: Instant,
 }
@@ -203,6 +217,8 @@ impl<'a> Producer<'a> {
             recorder: recorder?,
             accepted: Numbers::default(),
             expected: 0,
+            places: 0,
+            ends: HashMap::new(),
             faults: Faults::default(),
             last: run.begin,
         })
@@ -232,6 +248,7 @@ impl<'a> Producer<'a> {
             total: self.recorder.finish(),
             accepted: self.accepted,
             expected: self.expected,
+            places: self.places,
             faults: self.faults,
             last: self.last,
             busy: used as f64 / 1e6 / begun.elapsed().as_secs_f64().max(1e-9),
@@ -330,13 +347,14 @@ impl<'a> Producer<'a> {
             sequence: self.sequence,
             intended_ns: self.run.clock.ns(since),
         });
+        let queue = self.next_queue % route.queues;
         let is_prepared = matches!(shape.kind, Kind::Transaction { .. });
         let send = SendRequest {
             producer_group: PRODUCER_GROUP,
             topic: &route.topic,
             default_topic: TEMPLATE,
             default_topic_queue_nums: route.queues,
-            queue_id: self.next_queue % route.queues,
+            queue_id: queue,
             sys_flag: if is_prepared { PREPARED } else { 0 },
             born_timestamp: now_ms(),
             properties: made.properties,
@@ -353,6 +371,9 @@ impl<'a> Producer<'a> {
             since,
             sequence: self.sequence,
             bytes: made.bytes,
+            topic: self.turn,
+            queue,
+            after: *self.ends.get(&(self.turn, queue)).unwrap_or(&0),
         };
         if !self.flights.insert(opaque, sent) {
             return Err(BenchError::System(
@@ -405,14 +426,48 @@ impl<'a> Producer<'a> {
                 self.accepted.insert(sequence);
             }
         }
-        if matches!(shape.kind, Kind::Transaction { .. }) {
-            let end = Ending::of(&command);
-            match end {
-                Some(end) => self.end_transaction(&end, rolled_back)?,
-                None => self.faults.count("SEND_OK without queueOffset or msgId"),
+        match shape.kind {
+            Kind::Plain => {
+                let number = |name| command.ext.get(name).and_then(|text| text.parse().ok());
+                let (queue, offset) = (number("queueId"), number("queueOffset"));
+                self.placed(&sent, queue, offset);
             }
+            Kind::Transaction { .. } => {
+                let end = Ending::of(&command);
+                match end {
+                    Some(end) => self.end_transaction(&end, rolled_back)?,
+                    None => self.faults.count("SEND_OK without queueOffset or msgId"),
+                }
+            }
+            // Its queue is not the one that it waits in.
+            Kind::Delay { .. } => {}
         }
         Ok(true)
+    }
+
+    /// Notes where SEND_OK says that messages are; it must be behind those that had been
+    /// acknowledged before these were sent.
+    fn placed(&mut self, sent: &Sent, queue: Option<i64>, offset: Option<i64>) {
+        let Some(offset) = offset else {
+            self.faults.count("SEND_OK without queueOffset");
+            return;
+        };
+        if queue != Some(sent.queue.into()) {
+            self.faults.count("SEND_OK of another queue than asked for");
+        }
+        if offset < sent.after {
+            self.faults
+                .count("SEND_OK names a queue offset before one acknowledged earlier");
+        }
+        let producer = u32::try_from(self.index).unwrap_or(u32::MAX);
+        let batch = i64::from(self.run.plan.shape.batch);
+        for number in 0..batch {
+            let sequence = sent.sequence + number.cast_unsigned();
+            let mark = read_back::mark(producer, sequence, sent.queue, offset + number);
+            self.places = self.places.wrapping_add(mark);
+        }
+        let end = self.ends.entry((sent.topic, sent.queue)).or_insert(0);
+        *end = (*end).max(offset + batch);
     }
 
     fn end_transaction(&mut self, end: &Ending, roll_back: bool) -> Result<(), BenchError> {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use saturnmq_net::client::{Client, OwnedCommand};
+use saturnmq_net::client::Client;
 use saturnmq_net::codes::{request, response};
 use saturnmq_net::command::Command;
 use saturnmq_net::encode::Encoder;
@@ -15,6 +15,8 @@ use super::{ANSWER_TIMEOUT, BenchError};
 
 /// Consumer group of the load generator; where there are more, its name's beginning.
 pub const GROUP: &str = "saturnmq_bench_consumer";
+/// Ends of queues that are asked for before the first answer is read.
+const ASKED_AT_A_TIME: usize = 256;
 /// Code of an answer that has no messages yet.
 const NOT_FOUND: i32 = 19;
 /// Code of an answer that asks to pull again at once.
@@ -65,24 +67,47 @@ pub struct Puller {
     pub faults: Faults,
 }
 
-/// One end of a queue: `code` is that of the question for the first or for the last offset.
+/// One end of each of some queues: `code` is that of the question for the first or for the last
+/// offset. Many are asked for at a time.
 ///
 /// # Errors
 /// [`BenchError`] when the broker does not say.
-pub fn end_of(client: &mut Client, code: i32, topic: &str, id: i32) -> Result<i64, BenchError> {
-    let fields = |fields: &mut Encoder<'_>| {
-        fields.field_str("topic", topic).field_i32("queueId", id);
-    };
-    let answer = client.invoke(code, fields, &[], ANSWER_TIMEOUT)?;
-    offset_of(&answer).ok_or_else(|| {
-        let remark = answer.remark.unwrap_or_default();
-        let code = answer.code;
-        BenchError::System(format!("an end of {topic}/{id}: code {code}: {remark}"))
-    })
-}
-
-fn offset_of(answer: &OwnedCommand) -> Option<i64> {
-    (answer.code == response::SUCCESS).then(|| answer.number("offset"))?
+pub fn ends_of(
+    client: &mut Client,
+    code: i32,
+    queues: &[(&str, i32)],
+) -> Result<Vec<i64>, BenchError> {
+    let mut ends = Vec::with_capacity(queues.len());
+    for window in queues.chunks(ASKED_AT_A_TIME) {
+        let mut asked: Vec<(i32, Option<i64>)> = Vec::with_capacity(window.len());
+        for (topic, id) in window {
+            let fields = |fields: &mut Encoder<'_>| {
+                fields.field_str("topic", topic).field_i32("queueId", *id);
+            };
+            asked.push((client.queue(code, false, fields, &[])?, None));
+        }
+        client.flush()?;
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        while asked.iter().any(|(_, end)| end.is_none()) {
+            let Some(answer) = client.receive(deadline)? else {
+                let text = format!("the ends of queues: no answer within {ANSWER_TIMEOUT:?}");
+                return Err(BenchError::System(text));
+            };
+            let Some(at) = asked.iter().position(|(n, _)| *n == answer.opaque) else {
+                continue;
+            };
+            let end = answer.ext.get("offset").and_then(|text| text.parse().ok());
+            let Some(end) = end.filter(|_| answer.code == response::SUCCESS) else {
+                let ((topic, id), code) = (window[at], answer.code);
+                let remark = answer.remark.unwrap_or("no remark");
+                let text = format!("an end of {topic}/{id}: code {code}: {remark}");
+                return Err(BenchError::System(text));
+            };
+            asked[at].1 = Some(end);
+        }
+        ends.extend(asked.iter().filter_map(|(_, end)| *end));
+    }
+    Ok(ends)
 }
 
 impl Puller {
@@ -103,6 +128,16 @@ impl Puller {
             filling: Filling::default(),
             faults: Faults::default(),
         }
+    }
+
+    /// Its connection, while no pull is under way.
+    pub fn client(&mut self) -> &mut Client {
+        &mut self.client
+    }
+
+    /// Gives up its queues for others.
+    pub fn take_queues(&mut self, queues: Vec<Queue>) -> Vec<Queue> {
+        std::mem::replace(&mut self.queues, queues)
     }
 
     /// Whether all wanted messages were read.

@@ -74,6 +74,10 @@ pub struct Report {
     pub cost: Cost,
     /// What was wrong.
     pub faults: Faults,
+    /// What of the messages was checked.
+    pub checked: String,
+    /// Whether anything was wrong.
+    pub failed: bool,
     /// What throws doubt on the numbers.
     pub warnings: Vec<String>,
     /// Whether the run was cut short.
@@ -107,6 +111,8 @@ impl Report {
             latency_us: total.latencies.percentiles(),
             cost,
             faults: Faults::default(),
+            checked: "the answers to the sends".to_owned(),
+            failed: false,
             warnings: Vec::new(),
             interrupted: seen.interrupted,
             details: Vec::new(),
@@ -212,11 +218,15 @@ impl Report {
         for (name, number) in &self.details {
             writeln!(to, "{name:<28} {number:.2}")?;
         }
+        writeln!(to, "checked    {}", self.checked)?;
         for warning in &self.warnings {
             writeln!(to, "warning    {warning}")?;
         }
         for (kind, number) in self.faults.iter() {
             writeln!(to, "fault      {number} x {kind}")?;
+        }
+        if self.failed {
+            writeln!(to, "the run has FAILED")?;
         }
         Ok(())
     }

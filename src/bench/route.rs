@@ -125,6 +125,15 @@ fn find_one(client: &mut Client, name_server: &str, topic: &str) -> Result<Route
     })
 }
 
+/// All queues of these topics.
+pub fn queues(routes: &[Route]) -> Vec<(&str, i32)> {
+    let mut queues = Vec::new();
+    for route in routes {
+        queues.extend((0..route.queues).map(|id| (route.topic.as_str(), id)));
+    }
+    queues
+}
+
 /// The broker of all these topics.
 ///
 /// # Errors

@@ -78,6 +78,15 @@ pub struct ProduceArgs {
     run: RunArgs,
     #[command(flatten)]
     send: SendArgs,
+    /// Seconds in which the messages are read back and checked after the run; 0: only answers are
+    /// checked.
+    #[arg(
+        long,
+        value_name = "S",
+        default_value_t = 60,
+        value_parser = clap::value_parser!(u32).range(0..=86_400)
+    )]
+    read_back: u32,
 }
 
 /// Arguments of `bench produce`.
@@ -308,6 +317,7 @@ impl ProduceArgs {
     fn plan(&self) -> Plan {
         let mut plan = self.run.plan(16);
         self.send.complete(&mut plan, self.run.warm_up);
+        plan.read_back = Duration::from_secs(self.read_back.into());
         plan
     }
 }
@@ -361,6 +371,7 @@ fn measure(
     let environment = args.environment(plan)?;
     let mut report = run()?;
     report.environment = environment;
+    report.failed = report.faults.total() > 0;
     if let Some(path) = &args.report {
         write(path, &page::of_run(&report)?)?;
     }

@@ -234,6 +234,7 @@ impl RunArgs {
             duration: LONGEST,
             count: None,
             seed: self.seed,
+            read_back: Duration::ZERO,
             watch: Watch {
                 pid: self.pid,
                 interval: Duration::from_secs(self.interval.into()),
