@@ -12,6 +12,7 @@ import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 /** Single requests to one broker, through Apache's own transport: records arrive as stored. */
 final class Wire implements AutoCloseable {
     static final int UPDATE_TOPIC = 17;
+    static final int SEND = 10;
     static final int PULL = 11;
     static final int QUERY = 12;
     static final int TOPICS = 21;
@@ -27,6 +28,7 @@ final class Wire implements AutoCloseable {
     static final int CONSUMERS_OF = 203;
     static final int PRODUCERS_OF = 204;
     static final int EXPORT_STATE = 355;
+    static final int RECALL = 370;
     private static final int STATIC_TOPIC = 513;
     private static final long PATIENCE_MS = 20_000;
 
@@ -40,12 +42,17 @@ final class Wire implements AutoCloseable {
 
     /** {@code fields} are names and values in turn. */
     RemotingCommand ask(int code, Object... fields) throws Exception {
+        return askWith(null, code, fields);
+    }
+
+    RemotingCommand askWith(byte[] body, int code, Object... fields) throws Exception {
         RemotingCommand request = RemotingCommand.createRequestCommand(code, null);
         Map<String, String> named = new HashMap<>();
         for (int i = 0; i < fields.length; i += 2) {
             named.put((String) fields[i], String.valueOf(fields[i + 1]));
         }
         request.setExtFields((HashMap<String, String>) named);
+        request.setBody(body);
         return client.invokeSync(address, request, PATIENCE_MS);
     }
 
