@@ -428,13 +428,14 @@ impl Clients {
         }
         let mut full = (groups.len() >= MAX_GROUPS_PER_CHANNEL).then_some(ClientsFull::Connection);
         if let Side::Producers = side {
-            // Changed only while the channels are locked.
+            // Added to only while the channels are locked.
             let bytes = self.producer_bytes.load(Ordering::Relaxed) + producer_bytes(group);
             if bytes > PRODUCER_BYTES_MAX {
                 full = Some(ClientsFull::Producers(bytes));
             }
             if full.is_none() {
-                self.producer_bytes.store(bytes, Ordering::Relaxed);
+                self.producer_bytes
+                    .fetch_add(producer_bytes(group), Ordering::Relaxed);
             }
         }
         if let Some(full) = full {

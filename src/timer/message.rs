@@ -108,6 +108,35 @@ impl<'r> Timed<'r> {
         let Some(key) = self.key() else {
             return false;
         };
+        self.is_followed(services, topic, key, |other| {
+            self.became(other, topic, rolls)
+        })
+    }
+
+    /// Whether its time had not come when it was stored.
+    pub(super) fn had_to_wait(&self) -> bool {
+        self.record.store_timestamp() < self.time_ms
+    }
+
+    /// Whether a request to recall it was acknowledged.
+    pub(super) fn was_recalled(&self, services: &mut ServiceContext) -> bool {
+        let Some(key) = self.key() else {
+            return false;
+        };
+        let deletes = [self.topic, "+", key].concat();
+        self.is_followed(services, names::TIMER_TOPIC, key, |other| {
+            other.properties().get_str(TIMER_DELETES) == Some(deletes.as_str())
+        })
+    }
+
+    /// Whether the index has a later record of a topic and key that is `wanted`.
+    fn is_followed(
+        &self,
+        services: &mut ServiceContext,
+        topic: &str,
+        key: &str,
+        wanted: impl Fn(&Record<'_>) -> bool,
+    ) -> bool {
         let begin = self.record.store_timestamp().saturating_sub(COARSE_MS);
         let hits = services
             .reader
@@ -123,7 +152,9 @@ impl<'r> Timed<'r> {
         hits.offsets.iter().any(|offset| {
             bytes.clear();
             matches!(services.reader.record(*offset, &mut bytes), Ok(true))
-                && Record::decode(&bytes).is_ok_and(|other| self.became(&other, topic, rolls))
+                && Record::decode(&bytes).is_ok_and(|other| {
+                    other.physical_offset() > self.record.physical_offset() && wanted(&other)
+                })
         })
     }
 
@@ -131,7 +162,6 @@ impl<'r> Timed<'r> {
         let (own, theirs) = (self.record.properties(), other.properties());
         let rolled = own.get_i64(TIMER_ROLL_TIMES).unwrap_or(0) + i64::from(rolls);
         other.topic() == topic
-            && other.physical_offset() > self.record.physical_offset()
             && other.born_timestamp() == self.record.born_timestamp()
             && other.born_host() == self.record.born_host()
             && theirs.get(properties::UNIQ_KEY) == own.get(properties::UNIQ_KEY)
@@ -160,6 +190,12 @@ impl<'r> Timed<'r> {
         let Some(topic) = broker.topics.get(name) else {
             return Sent::Never("its topic was deleted");
         };
+        if topic.config.has_batch_queues() {
+            return Sent::Never("its topic has queue.type=BatchCQ");
+        }
+        if broker.awaited(&topic).is_some() {
+            return Sent::Later;
+        }
         let Some(queue) = broker.queue(&topic, queue_id) else {
             return Sent::Later;
         };

@@ -7,6 +7,7 @@
 
 pub mod asked;
 mod direct;
+mod ending;
 pub mod handle;
 pub(crate) mod message;
 pub mod service;

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use saturnmq_storage::append_queue::{AppendFailure, Appended};
 use saturnmq_storage::error::ReadError;
-use saturnmq_storage::format::consume_entry::ConsumeEntry;
 use saturnmq_storage::format::record::Record;
 use saturnmq_storage::format::timer::{Item, WHEEL_SLOTS};
 use saturnmq_storage::layout::Layout;
@@ -16,6 +15,7 @@ use saturnmq_storage::timer::{TimerError, TimerStore};
 
 use super::count;
 use super::direct::Direct;
+use super::ending::{DISPATCH, SlotEnd};
 use super::message::{Sent, Timed, drop_message};
 use super::slot::{Delivery, Progress, Tools, waiting};
 use crate::broker::Broker;
@@ -73,12 +73,13 @@ struct Open {
     next: i64,
     /// Slots before this time take no more messages, ms.
     write_ms: i64,
-    /// Slots before this time are done with, ms.
+    /// Slots before this time are done with, ms; at most `write_ms`.
     read_ms: i64,
     /// Messages of slots up to this time, ms, may have been delivered by an earlier run.
     doubtful_ms: i64,
     /// Messages before this queue offset may have been too.
     doubtful_until: i64,
+    ending: Option<SlotEnd>,
     direct: Direct,
     slot: Option<Delivery>,
     next_check: Instant,
@@ -158,10 +159,12 @@ impl TimerService {
         let live = services.broker.live.load();
         let stops = (live.timers.stop_enqueue, live.timers.stop_dequeue);
         drop(live);
-        open.move_write_time();
-        let mut next = Some(now + open.until_slot_end());
+        open.see_clock(&services.broker, stops.0);
+        let mut next = open.slot_end(now);
         if !stops.0 && !open.is_far_behind() {
-            next = soonest(next, open.enter(services, &queue, self.watcher, now)?, now);
+            let entered = open.enter(services, &queue, self.watcher, now)?;
+            let entered = open.end_slots(&services.broker, &queue, entered, now);
+            next = soonest(next, entered, now);
         }
         if !stops.1 {
             next = soonest(next, open.deliver(services, now)?, now);
@@ -256,6 +259,7 @@ impl Open {
             TimerStore::open(&layout, settings, now, |item| is_message(reader, item))?;
         let write_ms = settings.round(now);
         let read_ms = settings.round(store.check().read_ms);
+        let said_ms = report.said_ms.max(read_ms);
         let clean = clean && !report.unchecked;
         let max = broker.timer_queue().map_or(0, |queue| queue.max_offset());
         let next = store.queue_offset().min(max);
@@ -276,8 +280,12 @@ impl Open {
             next,
             write_ms,
             read_ms,
-            doubtful_ms: if clean { read_ms } else { broker.started_ms },
-            doubtful_until: if clean && !report.lost { 0 } else { max },
+            doubtful_ms: match clean {
+                true => said_ms,
+                false => said_ms.max(broker.started_ms),
+            },
+            doubtful_until: max,
+            ending: None,
             direct: Direct::default(),
             slot: None,
             next_check: now,
@@ -289,16 +297,55 @@ impl Open {
         })
     }
 
-    fn move_write_time(&mut self) {
-        let now = self.store.settings().round(now_ms());
-        self.write_ms = self.write_ms.max(now);
+    /// Notes that slots are over. They take messages until all that was acknowledged before is
+    /// entered: one that deletes another must have its say. `stopped`: nothing is entered.
+    fn see_clock(&mut self, broker: &Broker, stopped: bool) {
+        let write_ms = self.store.settings().round(now_ms());
+        if write_ms <= self.write_ms {
+            return;
+        }
+        if stopped {
+            self.ending = None;
+            self.write_ms = write_ms;
+        } else if self.ending.is_none() {
+            self.ending = Some(SlotEnd::new(write_ms, broker));
+        }
     }
 
-    /// Time until the slot that takes messages now is over.
-    fn until_slot_end(&self) -> Duration {
+    /// When the slot that takes messages now is over; `None` while one is being ended.
+    fn slot_end(&self, now: Instant) -> Option<Instant> {
         let end = self.write_ms + self.store.settings().precision_ms;
         let left = end.saturating_sub(now_ms()).max(0);
-        Duration::from_millis(left.cast_unsigned())
+        let until = now + Duration::from_millis(left.cast_unsigned());
+        self.ending.is_none().then_some(until)
+    }
+
+    /// Ends slots that are over if nothing is left to enter into them, or if that cannot be read
+    /// now: others must not wait for it. `entered` is what entering came to.
+    fn end_slots(
+        &mut self,
+        broker: &Broker,
+        queue: &Queue,
+        entered: Progress,
+        now: Instant,
+    ) -> Progress {
+        let Some(ending) = &mut self.ending else {
+            return entered;
+        };
+        let stuck = matches!(entered, Progress::Until(_));
+        match ending.queue_end(broker, queue) {
+            _ if stuck => {}
+            Some(end) if end > self.next => return entered,
+            Some(_) => {}
+            None if entered == Progress::Done => return Progress::Until(now + DISPATCH),
+            None => return entered,
+        }
+        self.write_ms = ending.write_ms;
+        self.ending = None;
+        match entered {
+            Progress::Done => Progress::More,
+            other => other,
+        }
     }
 
     /// Whether a new message could come to stand in the slot of an old one that still waits.
@@ -324,40 +371,19 @@ impl Open {
             if !again && !self.direct.has_room() {
                 return Ok(Progress::Waits);
             }
-            let later = Progress::Until(now + PAUSE);
-            let entry = match queue.entry(offset) {
-                Ok(Some(entry)) => entry,
-                Ok(None) if offset < queue.min_offset() => {
-                    self.gone(services, offset, again, queue.min_offset());
-                    continue;
+            if offset >= queue.max_offset() {
+                queue.watch(watcher);
+                if offset >= queue.max_offset() {
+                    return Ok(Progress::Done);
                 }
-                Ok(None) => {
-                    queue.watch(watcher);
-                    if queue.max_offset() <= offset {
-                        return Ok(Progress::Done);
-                    }
-                    self.record.clear();
-                    match services
-                        .reader
-                        .queued_record(queue, offset, &mut self.record)
-                    {
-                        // It came meanwhile.
-                        Ok(true) => {}
-                        Ok(false) => self.gone(services, offset, again, offset + 1),
-                        Err(error) => {
-                            tracing::warn!(%error, "the timer topic cannot be read now");
-                            return Ok(later);
-                        }
-                    }
-                    continue;
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "an entry of the timer topic is unreadable");
-                    return Ok(later);
-                }
-            };
-            if !self.enter_one(services, offset, &entry)? {
-                return Ok(later);
+            }
+            let first = queue.min_offset();
+            if offset < first {
+                self.gone(services, offset, again, first);
+                continue;
+            }
+            if !self.enter_one(services, queue, offset)? {
+                return Ok(Progress::Until(now + PAUSE));
             }
             if !again {
                 self.next = offset + 1;
@@ -366,7 +392,7 @@ impl Open {
         Ok(Progress::More)
     }
 
-    /// A message that cannot be read any more.
+    /// Messages that expired before they were entered.
     fn gone(&mut self, services: &ServiceContext, offset: i64, again: bool, next: i64) {
         tracing::warn!(offset, "a message of the timer topic is gone");
         count(&services.broker.timers.counters.dropped);
@@ -380,20 +406,15 @@ impl Open {
     fn enter_one(
         &mut self,
         services: &mut ServiceContext,
+        queue: &Queue,
         offset: i64,
-        entry: &ConsumeEntry,
     ) -> Result<bool, TimerError> {
-        if self.store.is_entered(entry.physical_offset) {
-            return Ok(true);
-        }
-        let log_offset = entry.physical_offset.cast_signed();
         let mut bytes = std::mem::take(&mut self.record);
         bytes.clear();
-        let read = services.reader.record(entry.physical_offset, &mut bytes);
+        let read = services.reader.queued_record(queue, offset, &mut bytes);
+        let record = Record::decode(&bytes).map_err(|_| "its record is damaged");
         let message = match read {
-            Ok(true) => Record::decode(&bytes)
-                .map_err(|_| "its record is damaged")
-                .and_then(|record| Timed::of(&record)),
+            Ok(true) => record.and_then(|record| Timed::of(&record)),
             Ok(false) => Err("its record is gone"),
             Err(ReadError::Damaged { .. }) => Err("its record is damaged"),
             Err(error) => {
@@ -403,8 +424,10 @@ impl Open {
             }
         };
         let entered = match &message {
-            Ok(message) => self.place(services, offset, message, entry.size),
+            Ok(message) if self.is_entered(message) => Ok(true),
+            Ok(message) => self.place(services, offset, message),
             Err(why) => {
+                let log_offset = record.map_or(-1, |record| record.physical_offset());
                 drop_message(services, log_offset, why);
                 self.direct.answered(offset, true);
                 Ok(true)
@@ -414,13 +437,17 @@ impl Open {
         entered
     }
 
+    fn is_entered(&mut self, message: &Timed<'_>) -> bool {
+        let log_offset = message.record.physical_offset();
+        self.store.is_entered(log_offset.cast_unsigned())
+    }
+
     /// Where a message goes: into the wheel, or at once to its topic.
     fn place(
         &mut self,
         services: &mut ServiceContext,
         offset: i64,
         message: &Timed<'_>,
-        size: u32,
     ) -> Result<bool, TimerError> {
         let precision = self.store.settings().precision_ms;
         let broker = Arc::clone(&services.broker);
@@ -430,13 +457,16 @@ impl Open {
             return Ok(true);
         }
         if message.time_ms.div_euclid(precision) * precision >= self.write_ms {
-            let time = self.store.enter(&waiting(message, size), self.write_ms)?;
+            let time = self.store.enter(&waiting(message), self.write_ms)?;
             let change = if message.deletes() { -1 } else { 1 };
             timers.note(time.div_euclid(precision), change);
             count(&timers.counters.entered);
             return Ok(true);
         }
-        if message.deletes() || doubtful && message.was_sent(services, false) {
+        if message.deletes()
+            || doubtful && message.was_sent(services, false)
+            || message.had_to_wait() && message.was_recalled(services)
+        {
             self.direct.answered(offset, true);
             return Ok(true);
         }
@@ -473,7 +503,8 @@ impl Open {
                 }
                 None => {
                     self.read_ms = self.write_ms;
-                    Progress::Done
+                    // What was too far behind to enter messages may do so now.
+                    Progress::More
                 }
             });
         };

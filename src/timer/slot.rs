@@ -249,7 +249,7 @@ impl Delivery {
         let precision = tools.store.settings().precision_ms;
         if !rolls && message.time_ms.div_euclid(precision) > self.slot.tick {
             // Not due: the precision was another one, or the record is not the one that was meant.
-            let waiting = waiting(&message, item.size.cast_unsigned());
+            let waiting = waiting(&message);
             let time = tools.store.enter(&waiting, tools.write_ms)?;
             broker.timers.note(time.div_euclid(precision), 1);
             return Ok(None);
@@ -280,12 +280,12 @@ impl Delivery {
 }
 
 /// A message that is to be entered.
-pub(super) fn waiting(message: &Timed<'_>, size: u32) -> Waiting {
+pub(super) fn waiting(message: &Timed<'_>) -> Waiting {
     let hash = saturnmq_storage::format::hash::JavaHash::default();
     Waiting {
         time_ms: message.time_ms,
         log_offset: message.record.physical_offset().cast_unsigned(),
-        size,
+        size: message.record.size(),
         topic_hash: hash.text(message.topic).finish(),
         deletes: message.deletes(),
     }

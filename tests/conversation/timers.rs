@@ -308,3 +308,92 @@ fn a_crowded_slot_refuses_and_others_do_not() {
     }
     talk.timed("T", "k", "TIMER_DELIVER_MS", deliver + 100);
 }
+
+#[test]
+fn a_recall_counts_for_a_message_that_is_entered_late() {
+    let options = [QUICK[0], QUICK[1], "--set", "recallMessageEnable=true"];
+    let stopped = [&options[..], &["--set", "timerStopEnqueue=true"]].concat();
+    let (running, _dir) = broker(&stopped);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.version = 479;
+    let deliver = now_ms() + 1000;
+    let recalled = talk.timed("T", "recalled", "TIMER_DELIVER_MS", deliver);
+    talk.timed("T", "other", "TIMER_DELIVER_MS", deliver);
+    let handle = recalled.ext["recallHandle"].as_str();
+    let answer = talk.ask(370, &[("topic", "T"), ("recallHandle", handle)], b"");
+    assert_eq!(answer.code, 0, "{answer:?}");
+    while now_ms() < deliver + 200 {
+        talk.held("T", 0);
+    }
+    assert_eq!(talk.ask(25, &[], b"timerStopEnqueue=false\n").code, 0);
+    talk.timed("T", "last", "TIMER_DELAY_MS", 200);
+    assert_eq!(keys(&talk.until_seen("T", 2)), ["other", "last"]);
+}
+
+/// Waits long enough for what should not be there to show.
+fn settled(talk: &mut Talk, count: usize) -> Vec<Seen> {
+    let key = format!("settled{}", now_ms());
+    talk.timed("T", &key, "TIMER_DELAY_MS", 1000);
+    let found = talk.until_seen("T", count + 1);
+    assert_eq!(keys(&found).pop(), Some(&*key));
+    found
+}
+
+#[test]
+fn a_clock_that_was_put_back_over_a_restart_loses_no_message() {
+    let (running, dir) = broker(&QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.timed("T", "first", "TIMER_DELAY_MS", 200);
+    talk.until_seen("T", 1);
+    assert!(running.stop().success());
+    // As a run leaves it whose clock was three seconds ahead of what it is now.
+    let check = dir.path().join("config/timercheck");
+    let mut bytes = std::fs::read(&check).unwrap();
+    bytes[..8].copy_from_slice(&((now_ms() + 3000) / 100 * 100).to_be_bytes());
+    std::fs::write(&check, bytes).unwrap();
+    let running = Running::start(dir.path(), &QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.timed("T", "k", "TIMER_DELAY_MS", 500);
+    let found = settled(&mut talk, 2);
+    assert_eq!(keys(&found[..2]), ["first", "k"]);
+}
+
+#[test]
+fn a_damaged_entry_of_the_timer_topic_costs_no_message() {
+    let stopped = [QUICK[0], QUICK[1], "--set", "timerStopEnqueue=true"];
+    let (running, dir) = broker(&stopped);
+    let mut talk = Talk::to(running.address("broker"));
+    for key in ["a", "b", "c"] {
+        talk.timed("T", key, "TIMER_DELAY_MS", 3000);
+    }
+    assert!(running.stop().success());
+    let wheel = dir.path().join("consumequeue").join(WHEEL).join("0");
+    let wheel = wheel.join(format!("{:020}", 0));
+    let mut bytes = std::fs::read(&wheel).unwrap();
+    bytes[20 + 7] ^= 1;
+    std::fs::write(&wheel, bytes).unwrap();
+    let running = Running::start(dir.path(), &QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    let found = talk.until_seen("T", 3);
+    let mut found = keys(&found);
+    found.sort_unstable();
+    assert_eq!(found, ["a", "b", "c"]);
+}
+
+#[test]
+fn a_stop_while_lost_timers_are_entered_again_delivers_nothing_twice() {
+    let (running, dir) = broker(&QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    let count = 1000;
+    for n in 0..count {
+        talk.timed("T", &format!("k{n}"), "TIMER_DELAY_MS", 300);
+    }
+    talk.until_seen("T", count);
+    assert!(running.stop().success());
+    std::fs::remove_dir_all(dir.path().join("timerlog")).unwrap();
+    let running = Running::start(dir.path(), &QUICK);
+    assert!(running.stop().success());
+    let running = Running::start(dir.path(), &QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    settled(&mut talk, count);
+}

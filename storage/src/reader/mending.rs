@@ -133,7 +133,21 @@ pub(crate) fn ask(shared: &Arc<ReadShared>, queue: &Queue, offset: i64) -> Hope 
     Hope::Mending
 }
 
+/// Lets another thread go on when one ends by a panic, without the entry that it was at.
+struct GoesOn<'a>(&'a Mending);
+
+impl Drop for GoesOn<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut state = self.0.lock();
+            state.running = false;
+            state.wanted.pop_front();
+        }
+    }
+}
+
 fn run(shared: &ReadShared) {
+    let _goes_on = GoesOn(&shared.mending);
     let mut window = LogWindow::new(&shared.directory, shared.file_size);
     loop {
         let next = {

@@ -136,9 +136,12 @@ impl TimerLog {
         self.end = end;
         self.buffer.clear();
         self.window.clear();
+        // The last one first: a crash in between leaves no gap.
         let behind: Vec<u64> = self.files.range(end..).map(|(base, _)| *base).collect();
-        for base in behind {
+        for base in behind.into_iter().rev() {
             self.remove(base)?;
+            medium::sync_directory(&self.directory)
+                .map_err(FileError::at("sync", &self.directory))?;
         }
         if let Some((base, file)) = self.files.range(..end).next_back()
             && end < base + self.file_size
@@ -189,6 +192,13 @@ impl TimerLog {
 
     fn begin_file(&mut self, base: u64) -> Result<(), TimerError> {
         let path = self.path(base);
+        // An attempt that failed half-way may have left one, without items.
+        match medium::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(FileError::at("remove", &path)(error).into());
+            }
+            _ => {}
+        }
         create_sparse(&path, self.file_size).map_err(FileError::at("create", &path))?;
         medium::sync_directory(&self.directory).map_err(FileError::at("sync", &self.directory))?;
         self.files.insert(base, open(&path)?);

@@ -120,6 +120,9 @@ pub struct TimerReport {
     /// Whether the timer log lacks what `timercheck` says it has: everything that waits is to be
     /// entered again from the timer topic.
     pub lost: bool,
+    /// What `timercheck` says of slots that are done with, ms: ahead of the clock where that was
+    /// put back.
+    pub said_ms: i64,
 }
 
 /// The open files.
@@ -155,7 +158,8 @@ impl TimerStore {
 
     /// Opens the files and makes them fit each other. `is_message` says whether a message stands
     /// in the commit log where an item behind the last check point says. Without a check point
-    /// everything of the week before `now_ms` may still wait, as with Apache.
+    /// everything of the week before `now_ms` may still wait, as with Apache. Slots after `now_ms`
+    /// are not done with, whatever it says: they take messages.
     ///
     /// # Errors
     /// A file that does not belong there, or that cannot be read or written.
@@ -184,8 +188,11 @@ impl TimerStore {
             let week = (WHEEL_SLOTS / 2 - BLANK_SLOTS) * settings.precision_ms;
             store.check.read_ms = settings.round(now_ms.saturating_sub(week)).max(0);
         }
+        let said_ms = store.check.read_ms;
+        store.check.read_ms = said_ms.min(settings.round(now_ms));
         let mut report = recovery::recover(&mut store, is_message)?;
         report.unchecked = unchecked;
+        report.said_ms = said_ms;
         Ok((store, report))
     }
 
