@@ -397,3 +397,18 @@ fn a_stop_while_lost_timers_are_entered_again_delivers_nothing_twice() {
     let mut talk = Talk::to(running.address("broker"));
     settled(&mut talk, count);
 }
+
+#[test]
+fn a_coarser_precision_loses_no_message() {
+    let (running, dir) = broker(&QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    let begin = now_ms() / 1000 * 1000 + 3000;
+    let deliver: Vec<i64> = (0..20).map(|n| begin + n * 100).collect();
+    for (n, time) in deliver.iter().enumerate() {
+        talk.timed("T", &format!("k{n}"), "TIMER_DELIVER_MS", *time);
+    }
+    assert!(running.stop().success());
+    let running = Running::start(dir.path(), &[]);
+    let mut talk = Talk::to(running.address("broker"));
+    is_each_once_and_not_early(&talk.until_seen("T", 20), &deliver);
+}

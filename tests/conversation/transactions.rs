@@ -465,6 +465,8 @@ fn what_another_broker_committed_and_copied_all_the_same_is_not_delivered_again(
         asked.push(key);
     }
     asked.sort();
+    // A question may be put again while its answer is on the way.
+    asked.dedup();
     let open = ["pending-apache-0", "pending-apache-1", "pending-apache-2"];
     assert_eq!(asked[1..], open);
     assert_eq!(asked[0], "nothing");
@@ -484,7 +486,7 @@ fn what_another_broker_committed_and_copied_all_the_same_is_not_delivered_again(
 
 #[test]
 fn many_transactions_on_many_connections_are_each_ended_once() {
-    let (running, _dir) = broker(&QUICK);
+    let (running, _dir) = broker(&QUIET);
     let address = running.address("broker");
     let mut talks: Vec<Talk> = (0..8).map(|_| Talk::to(address)).collect();
     let mut wanted = HashSet::new();

@@ -5,6 +5,8 @@ use super::{i32_at, i64_at};
 
 /// Bytes of an item of the timer log.
 pub const ITEM_SIZE: usize = 52;
+/// Where the position of the item before stands in an item.
+pub const PREVIOUS_AT: u64 = 4;
 /// Bytes that a blank item writes; it stands for the rest of its file.
 pub const BLANK_SIZE: usize = 16;
 /// Bytes of a slot.
@@ -63,7 +65,7 @@ impl Item {
     pub fn encode(&self) -> [u8; ITEM_SIZE] {
         let mut out = [0; ITEM_SIZE];
         out[0..4].copy_from_slice(&(ITEM_SIZE as i32).to_be_bytes());
-        out[4..12].copy_from_slice(&self.previous.to_be_bytes());
+        out[PREVIOUS_AT as usize..12].copy_from_slice(&self.previous.to_be_bytes());
         out[12..16].copy_from_slice(&self.marks.to_be_bytes());
         out[16..24].copy_from_slice(&self.entered_ms.to_be_bytes());
         out[24..28].copy_from_slice(&self.delay_ms.to_be_bytes());

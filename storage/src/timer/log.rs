@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 use super::TimerError;
 use crate::error::FileError;
-use crate::format::timer::{BLANK_SIZE, Entry, ITEM_SIZE, Item, encode_blank, last_item_position};
+use crate::format::timer::{
+    BLANK_SIZE, Entry, ITEM_SIZE, Item, PREVIOUS_AT, encode_blank, last_item_position,
+};
 use crate::layout::{file_name, list_fixed_files};
 use crate::mapped_file::create_sparse;
 use crate::medium;
@@ -173,6 +175,20 @@ impl TimerLog {
         self.buffer.extend_from_slice(&item.encode());
         self.end += ITEM_SIZE as u64;
         Ok(position)
+    }
+
+    /// Gives the item at a position, which is written, another one before it in its slot.
+    pub(super) fn relink(&mut self, position: i64, previous: i64) -> Result<(), TimerError> {
+        let position = position.cast_unsigned();
+        let in_file = position % self.file_size;
+        let base = position - in_file;
+        if let Some(file) = self.files.get(&base) {
+            let written = file.write_all_at(&previous.to_be_bytes(), in_file + PREVIOUS_AT);
+            written.map_err(FileError::at("write", &self.path(base)))?;
+            self.note_dirty(base);
+            self.window.clear();
+        }
+        Ok(())
     }
 
     fn end_file(&mut self) -> Result<(), TimerError> {

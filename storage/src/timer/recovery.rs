@@ -7,7 +7,7 @@
 //! whole timer log.
 
 use super::{TimerError, TimerReport, TimerStore, linked};
-use crate::format::timer::{Entry, ITEM_SIZE, Item, WHEEL_SLOTS};
+use crate::format::timer::{Entry, ITEM_SIZE, Item, NO_POSITION, WHEEL_SLOTS};
 
 /// Bytes of the timer log that a scan reads at a time: whole items.
 const PIECE: usize = ITEM_SIZE * 4096;
@@ -174,7 +174,7 @@ fn apply(
 ) -> Result<(), TimerError> {
     let precision = store.settings.precision_ms;
     let first = read_ms.div_euclid(precision);
-    let mut missing: Vec<(i64, i64, i32)> = Vec::new();
+    let mut missing: Vec<(i64, i64, Item)> = Vec::new();
     let mut at = from;
     loop {
         missing.clear();
@@ -183,16 +183,21 @@ fn apply(
             report.scanned_items += 1;
             let tick = item.time_ms().div_euclid(precision);
             if tick >= first && tick < first + WHEEL_SLOTS {
-                missing.push((tick, position.cast_signed(), item.marks));
+                missing.push((tick, position.cast_signed(), *item));
             }
             more = missing.len() >= PIECE;
             at = position + ITEM_SIZE as u64;
             !more
         })?;
-        for (tick, position, marks) in &missing {
+        for (tick, position, item) in &missing {
             let slot = store.wheel.slot(*tick)?;
             if slot.is_none_or(|slot| slot.last < *position) {
-                store.wheel.put(linked(slot, *tick, *position, *marks));
+                let previous = slot.map_or(NO_POSITION, |slot| slot.last);
+                // The precision was another one, or an item before it does not count any more.
+                if item.previous != previous {
+                    store.log.relink(*position, previous)?;
+                }
+                store.wheel.put(linked(slot, *tick, *position, item.marks));
                 store.changed = true;
             }
             if store.wheel.is_full() {

@@ -288,7 +288,8 @@ fn the_timers_of_an_apache_broker_are_carried_on_and_written_alike() {
     let bytes = |path: PathBuf| std::fs::read(path).unwrap();
     let log_file = layout.timer_log().join("00000000000000000000");
     let (wheel, log) = (bytes(layout.timer_wheel()), bytes(log_file.clone()));
-    let (mut store, report) = TimerStore::open(&layout, settings, NOW, |_| false).unwrap();
+    let closed_ms = Check::decode(&bytes(layout.timer_check())).read_ms;
+    let (mut store, report) = TimerStore::open(&layout, settings, closed_ms, |_| false).unwrap();
     assert!(!report.rebuilt && !report.lost && !report.unchecked);
     assert_eq!(store.queue_offset(), 6);
     assert_eq!(store.waiting(), 4);
