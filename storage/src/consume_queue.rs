@@ -102,6 +102,8 @@ pub struct ConsumeQueue {
     log_end: AtomicU64,
     recent: Recent,
     writer: Mutex<Unsynced>,
+    /// See [`Self::seen_end`].
+    seen_end: u64,
 }
 
 #[derive(Debug, Default)]
@@ -145,6 +147,7 @@ impl ConsumeQueue {
             log_end: AtomicU64::new(0),
             recent: Recent::default(),
             writer: Mutex::default(),
+            seen_end: 0,
         }
     }
 
@@ -157,7 +160,7 @@ impl ConsumeQueue {
         file_size: u64,
         budget: &Arc<MapBudget>,
     ) -> Result<Self, ConsumeQueueError> {
-        let queue = Self::empty(consume_queues, topic, queue_id, file_size, budget);
+        let mut queue = Self::empty(consume_queues, topic, queue_id, file_size, budget);
         let found = layout::list_fixed_files(queue.directory()?, file_size, SIZE_KEY)?;
         if let Some(path) = found.empty_last {
             medium::remove_file(&path)
@@ -170,6 +173,7 @@ impl ConsumeQueue {
         let list = found.files.into_iter().map(open).collect();
         queue.files.store(Arc::new(Files { base, list }));
         queue.find_end()?;
+        queue.seen_end = queue.log_end();
         Ok(queue)
     }
 
@@ -191,6 +195,12 @@ impl ConsumeQueue {
     /// Log offset after the record of the last entry; 0 in a queue without entries.
     pub fn log_end(&self) -> u64 {
         self.log_end.load(Ordering::Acquire)
+    }
+
+    /// Log offset after the last record of which the files had an entry when they were opened,
+    /// before what stood behind the queue's end was removed.
+    pub(crate) fn seen_end(&self) -> u64 {
+        self.seen_end.max(self.log_end())
     }
 
     /// Entries of a file.

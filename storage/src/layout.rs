@@ -83,6 +83,29 @@ pub enum LayoutError {
         /// Which file.
         path: PathBuf,
     },
+    /// Log files have each other's names.
+    #[error("{path} holds the log of {belongs}: give the files their names back")]
+    Misnamed {
+        /// Which file.
+        path: PathBuf,
+        /// The name that its records give it.
+        belongs: String,
+    },
+    /// The log lacks files that it had.
+    #[error(
+        "the log in {directory} ends at {end} at the latest, and was on the disk up to {known_to}: \
+         {} bytes of it are missing. Mount its disk or put the files back (storePathCommitLog), \
+         and start again; to go on without those messages, start once with --rebuild-queues",
+        known_to.saturating_sub(*end)
+    )]
+    Shrunk {
+        /// Directory of the log.
+        directory: PathBuf,
+        /// Log offset after the last byte that its files can hold.
+        end: u64,
+        /// Log offset up to which the last run had made it durable.
+        known_to: u64,
+    },
     /// The consume queues are kept in RocksDB.
     #[error("{path} is a RocksDB database; only file-based consume queues can be opened")]
     RocksDb {

@@ -109,6 +109,21 @@ impl LogWindow {
             .and_then(|memory| memory.as_mut_slice().get(from..from + size)))
     }
 
+    /// The first log offset from `offset` on that does not lie in a hole of its file; the file's
+    /// end if there is none. `offset` itself where the filesystem does not tell.
+    pub(crate) fn skip_hole(&mut self, offset: u64) -> Result<u64, FileError> {
+        let base = self.base_of(offset);
+        let Some(index) = self.open(base, false)? else {
+            return Ok(offset);
+        };
+        let position = rustix::fs::SeekFrom::Data(offset - base);
+        Ok(match rustix::fs::seek(&self.files[index].file, position) {
+            Ok(found) => base + found.min(self.file_size),
+            Err(rustix::io::Errno::NXIO) => base + self.file_size,
+            Err(_) => offset,
+        })
+    }
+
     /// Closes the files below log offset `log_min`: an open file keeps its space after it is
     /// deleted.
     pub fn close_below(&mut self, log_min: u64) {

@@ -35,6 +35,7 @@ mod cached_entries;
 mod cut;
 mod directories;
 mod doubt;
+mod misnamed;
 mod progress;
 mod shrunk;
 mod spoiled;
@@ -86,6 +87,8 @@ struct Opening<'a> {
     known: KnownQueues,
     /// Log offset up to which a former run had synced the log; 0 if unknown.
     known_to: u64,
+    /// Log offset of the last record that the index named when it was opened.
+    indexed_to: u64,
     window: LogWindow,
     /// Whether entries below the resume point were made again.
     whole: bool,
@@ -101,10 +104,9 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
     let size = config.commit_log_file_size;
     let found = list_fixed_files(layout.commit_log(), size, "mappedFileSizeCommitLog")?;
     let queues = crate::layout::list_queues(&layout.consume_queues())?;
-    if let Some(path) = found.empty_last {
-        cut::remove(&path)?;
-    }
     let bases: Vec<u64> = found.files.iter().map(|file| file.base).collect();
+    let mut window = LogWindow::new(layout.commit_log(), size);
+    misnamed::check_names(&mut window, &bases)?;
     let former = FormerRun::of(layout);
     let checkpoint = CheckpointFile::open(&layout.checkpoint())?;
     let mut opening = Opening {
@@ -117,7 +119,8 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
         resume: None,
         known: KnownQueues::new(),
         known_to: 0,
-        window: LogWindow::new(layout.commit_log(), size),
+        indexed_to: 0,
+        window,
         whole: false,
         unindexed: 0,
         budget: MapBudget::new(config.max_mappings.min(host_mappings() / 4 * 3)),
@@ -127,6 +130,9 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
         },
     };
     opening.load_resume_point(&checkpoint)?;
+    if let Some(path) = found.empty_last {
+        cut::remove(&path)?;
+    }
     opening.run(checkpoint)
 }
 
@@ -165,6 +171,10 @@ impl Opening<'_> {
         }
         let stored = checkpoint.stored();
         let later = stored.log_timestamp.max(stored.queue_timestamp) > point.last_timestamp;
+        // Whatever another broker did to the log, it did.
+        if !later {
+            self.refuse_shrunk()?;
+        }
         if !later && self.confirms(&point)? {
             self.resume = Some(point);
         } else {
@@ -209,6 +219,7 @@ impl Opening<'_> {
         }
         let found = self.scan_log(&table, &index, index_complete)?;
         let log_end = found.end;
+        shrunk::tell(&table, &self.known, self.known_to, log_end)?;
         // A resume point that names more than there is would bring it back.
         let cut = self.cut_entries(&table, &index, log_end)?;
         self.cut_log(&found)?;
@@ -241,7 +252,6 @@ impl Opening<'_> {
         report.damaged_records = found.damage_count;
         report.queues = table.len();
         report_damage(&found);
-        shrunk::tell(&table, &self.known, self.known_to, log_end);
         Ok(Recovered {
             table,
             index,
@@ -299,7 +309,7 @@ impl Opening<'_> {
 
     /// Opens the index as far as it can be believed, and says whether that is everything the resume
     /// point vouches for.
-    fn open_index(&self, checkpoint: &CheckpointFile) -> Result<(Arc<Index>, bool), OpenError> {
+    fn open_index(&mut self, checkpoint: &CheckpointFile) -> Result<(Arc<Index>, bool), OpenError> {
         let shape = IndexShape {
             slots: self.config.index_slots,
             items: self.config.index_items,
@@ -314,6 +324,8 @@ impl Opening<'_> {
             }
             opened => opened?,
         };
+        let indexed = index.mark().map_or(0, |mark| mark.header.end_offset);
+        self.indexed_to = u64::try_from(indexed).unwrap_or(0);
         let vouched = self.resume.as_ref().and_then(|point| point.index.as_ref());
         let complete = match &self.resume {
             Some(_) if self.former.is_closed() => index.mark().is_some() || vouched.is_none(),
@@ -407,7 +419,6 @@ impl Opening<'_> {
         let (from, strict_from) = (pass.from, pass.strict_from);
         let clean = self.former.is_closed();
         let accepts = |record: &Record<'_>| self.proves(table, record);
-        let (proof_from, proof_to) = self.proof_range();
         let range = ScanRange {
             bases: &self.bases,
             file_size: self.config.commit_log_file_size,
@@ -415,11 +426,7 @@ impl Opening<'_> {
             to: u64::MAX,
             limits: WindowLimits::QUIET,
             strict_from,
-            proof: Proof {
-                from: proof_from,
-                to: proof_to,
-                accepts: &accepts,
-            },
+            proof: self.proof(table, &accepts),
             in_flight_from: if clean { u64::MAX } else { strict_from },
             check_crc: self.config.check_crc_on_recover,
         };
@@ -456,16 +463,40 @@ impl Opening<'_> {
         Ok(found)
     }
 
-    /// Where behind bad bytes a record is looked for that proves them to be damage, in bytes from
-    /// there.
-    fn proof_range(&self) -> (u64, u64) {
+    /// Where behind bad bytes a record is looked for that proves them to be damage.
+    fn proof<'a>(&self, table: &QueueTable, accepts: &'a dyn Fn(&Record<'_>) -> bool) -> Proof<'a> {
+        let proof = Proof {
+            accepts,
+            ..Proof::NONE
+        };
         match (self.former, &self.resume) {
+            // Files that were put aside are put back so.
+            (FormerRun::Closed, Some(_)) if self.config.rebuild_queues => Proof {
+                to: u64::MAX,
+                ..proof
+            },
             // Nothing stands behind the log's end, and nobody knows what a power cut left.
-            (FormerRun::Closed | FormerRun::Unbounded, Some(_)) => (0, 0),
-            (FormerRun::Closed | FormerRun::Unbounded, None) => (0, u64::MAX),
-            // A log that went on has a record in every stretch of this length.
-            (FormerRun::Bounded(bytes), _) => (bytes, bytes.saturating_mul(2)),
+            (FormerRun::Closed | FormerRun::Unbounded, Some(_)) => proof,
+            (FormerRun::Closed | FormerRun::Unbounded, None) => Proof {
+                to: u64::MAX,
+                ..proof
+            },
+            // Behind what was in flight there are zeros, or the log went on.
+            (FormerRun::Bounded(bytes), _) => Proof {
+                from: bytes,
+                to: u64::MAX,
+                glance: true,
+                known_to: self.seen_to(table),
+                ..proof
+            },
         }
+    }
+
+    /// Log offset up to which queues, index or the resume point knew of records.
+    fn seen_to(&self, table: &QueueTable) -> u64 {
+        let queues = table.all();
+        let queued = queues.iter().map(|queue| queue.seen_end()).max();
+        self.known_to.max(self.indexed_to).max(queued.unwrap_or(0))
     }
 
     /// Whether a record shows that everything before it was on the disk.
@@ -487,7 +518,9 @@ impl Opening<'_> {
             Ok(None) | Err(_) => false,
         };
         let goes_on = offset >= queue.max_offset();
+        let put_back = self.config.rebuild_queues && self.resume.is_some();
         match self.former {
+            FormerRun::Closed if put_back => goes_on || has_entry(),
             // Apache leaves old records behind the end of a log that it cut; of the last ones that
             // count the queues have entries.
             FormerRun::Closed => has_entry() || (queue.max_offset() == 0 && goes_on),

@@ -10,8 +10,10 @@ use crate::error::{FileError, OpenError};
 use crate::format::record::{Decoded, Record, RecordError, SIZE_HEAD, can_have_size, decode};
 use crate::log_window::{LogWindow, SCAN_BYTES, WindowLimits};
 
-/// Smallest piece looked at when searching for the next record behind damage.
-const SEARCH_BYTES: usize = 64 << 10;
+mod search;
+
+pub(crate) use search::{count_records, is_used};
+use search::{ends_log, next_record};
 
 /// What shows that bad bytes are damage and no torn write.
 #[derive(Clone, Copy)]
@@ -20,6 +22,12 @@ pub struct Proof<'a> {
     pub from: u64,
     /// Bytes from the bad place to where looking ends; nothing is looked at if this is 0.
     pub to: u64,
+    /// Whether a glance ([`is_used`]) tells first if there is anything to look at: where all that a
+    /// crash leaves there is zeros.
+    pub glance: bool,
+    /// Log offset up to which something on the disk knows of records: below it a glance is not
+    /// enough.
+    pub known_to: u64,
     /// Whether an intact record at its own log offset could only be there if everything before it
     /// had been stored whole.
     pub accepts: &'a dyn Fn(&Record<'_>) -> bool,
@@ -30,6 +38,8 @@ impl Proof<'_> {
     pub const NONE: Proof<'static> = Proof {
         from: 0,
         to: 0,
+        glance: false,
+        known_to: 0,
         accepts: &|_| false,
     };
 }
@@ -97,6 +107,9 @@ pub struct ScanEnd {
     pub damage: Vec<Damage>,
     /// Damaged places in all.
     pub damage_count: u64,
+    /// Where the last stretch of damage was left: if it goes on there, in the next file, no write
+    /// was torn there.
+    damaged_to: u64,
 }
 
 /// Most places of damage a scan reports one by one.
@@ -122,6 +135,7 @@ pub fn scan(
         last_end: range.from,
         damage: Vec::new(),
         damage_count: 0,
+        damaged_to: u64::MAX,
     };
     let Some(last_base) = range.bases.last() else {
         return Ok(found);
@@ -179,7 +193,12 @@ fn step(
                 }
                 Err(problem) if in_place => {
                     let next = at + u64::from(record.size());
-                    if ends_log(window, range, at, next)? {
+                    if ends_log(
+                        window,
+                        range,
+                        at,
+                        next.max(at.saturating_add(range.proof.from)),
+                    )? {
                         return Ok(Step::End(Some(problem)));
                     }
                     let bytes = record_bytes(window, range.limits, at, file_end)?;
@@ -199,10 +218,29 @@ fn step(
         }
         Err(problem) => problem,
     };
-    if ends_log(window, range, at, at + 1)? {
+    step_over(window, range, at, problem, found)
+}
+
+/// Bytes at `at` are no record: the next one behind them, or the end.
+fn step_over(
+    window: &mut LogWindow,
+    range: &ScanRange<'_>,
+    at: u64,
+    problem: RecordError,
+    found: &mut ScanEnd,
+) -> Result<Step, OpenError> {
+    let file_end = at - at % range.file_size + range.file_size;
+    // The rest of a stretch of damage was not torn.
+    let torn = if found.damaged_to == at {
+        0
+    } else {
+        range.proof.from
+    };
+    if ends_log(window, range, at, at.saturating_add(torn.max(1)))? {
         return Ok(Step::End(Some(problem)));
     }
     let next = next_record(window, range.limits, at + 1, file_end)?.unwrap_or(file_end);
+    found.damaged_to = next;
     note(found, at, next, problem.clone());
     let more = range.bases.contains(&(next - next % range.file_size));
     Ok(if more {
@@ -210,42 +248,6 @@ fn step(
     } else {
         Step::End(Some(problem))
     })
-}
-
-/// Whether bad bytes at `at` are the log's end: a write can have been torn there, and no record
-/// from `next` on proves that none was.
-fn ends_log(
-    window: &mut LogWindow,
-    range: &ScanRange<'_>,
-    at: u64,
-    next: u64,
-) -> Result<bool, FileError> {
-    if at < range.strict_from {
-        return Ok(false);
-    }
-    let proof = &range.proof;
-    let end = at.saturating_add(proof.to);
-    let mut place = next.max(at.saturating_add(proof.from));
-    while place < end {
-        let base = place - place % range.file_size;
-        if range.bases.binary_search(&base).is_err() {
-            break;
-        }
-        let file_end = base + range.file_size;
-        let Some(found) = next_record(window, range.limits, place, file_end.min(end))? else {
-            place = file_end;
-            continue;
-        };
-        let bytes = record_bytes(window, range.limits, found, file_end)?;
-        match Record::decode(bytes) {
-            Ok(record) if record.check_body().is_ok() && (proof.accepts)(&record) => {
-                return Ok(false);
-            }
-            Ok(record) => place = found + u64::from(record.size()),
-            Err(_) => place = found + 1,
-        }
-    }
-    Ok(true)
 }
 
 /// After a blank record the log goes on in the next file, or ends before the blank without one.
@@ -303,61 +305,6 @@ pub(crate) fn record_bytes(
     };
     let bytes = window.bytes(at, wanted, limits, SCAN_BYTES)?;
     Ok(bytes.unwrap_or(&[]))
-}
-
-/// The next position from `from` on, below `end`, where a record stands that says it belongs
-/// there.
-fn next_record(
-    window: &mut LogWindow,
-    limits: WindowLimits,
-    from: u64,
-    end: u64,
-) -> Result<Option<u64>, FileError> {
-    let mut at = from;
-    let file_end = window.base_of(from) + window.file_size();
-    // A head may go on behind `end`.
-    let end = end.saturating_add(35).min(file_end);
-    while at + 8 < end {
-        let left = usize::try_from(end - at).unwrap_or(usize::MAX);
-        let size = left.min(SEARCH_BYTES);
-        let Some(bytes) = window.bytes(at, size, limits, SCAN_BYTES)? else {
-            return Ok(None);
-        };
-        if is_zero(bytes) {
-            if size < SEARCH_BYTES {
-                return Ok(None);
-            }
-            at += (size - 35) as u64;
-            continue;
-        }
-        let hits = bytes.windows(36).enumerate();
-        let candidate =
-            hits.map(|(index, head)| (at + index as u64, head))
-                .find(|(place, head)| {
-                    head[4] == 0xDA
-                        && head[5] == 0xA3
-                        && head[6] == 0x20
-                        && matches!(head[7], 0xA7 | 0xAB)
-                        && head[28..36] == place.to_be_bytes()
-                });
-        match candidate.map(|(place, _)| place) {
-            Some(place) if decodes(window, limits, place, file_end)? => return Ok(Some(place)),
-            Some(place) => at = place + 1,
-            // The last 35 bytes can begin a record whose head ends in the next piece.
-            None if size < SEARCH_BYTES => return Ok(None),
-            None => at += (size - 35) as u64,
-        }
-    }
-    Ok(None)
-}
-
-fn decodes(
-    window: &mut LogWindow,
-    limits: WindowLimits,
-    at: u64,
-    file_end: u64,
-) -> Result<bool, FileError> {
-    Ok(Record::decode(record_bytes(window, limits, at, file_end)?).is_ok())
 }
 
 /// Whether all bytes are zero.

@@ -79,7 +79,7 @@ impl ConsumeQueue {
         budget: &Arc<MapBudget>,
         known: KnownEnd,
     ) -> Result<Option<(Self, bool)>, ConsumeQueueError> {
-        let queue = Self::empty(consume_queues, topic, queue_id, file_size, budget);
+        let mut queue = Self::empty(consume_queues, topic, queue_id, file_size, budget);
         let found = layout::list_fixed_files(queue.directory()?, file_size, SIZE_KEY)?;
         let Some(first) = found.files.first() else {
             return Ok((known.max == 0).then_some((queue, false)));
@@ -104,6 +104,9 @@ impl ConsumeQueue {
             .last()
             .is_some_and(|newest| newest.base > last.base)
             || (behind < file_size && look(&last_file, &last.path, behind)?.is_some());
+        if goes_on && let Some(newest) = found.files.last() {
+            queue.seen_end = last_seen(&newest.path, file_size)?;
+        }
         let first_entry = look(&open_for_look(&first.path)?, &first.path, 0)?;
         let all_kept = first_entry
             .is_some_and(|entry| !entry.is_pre_blank() && entry.physical_offset >= known.log_min);
@@ -143,6 +146,25 @@ pub struct KnownEnd {
 
 fn open_for_look(path: &Path) -> Result<File, ConsumeQueueError> {
     File::open(path).map_err(|source| failed(path, source))
+}
+
+/// Log offset after the record of the last entry at the front of a file, by a few looks.
+fn last_seen(path: &Path, file_size: u64) -> Result<u64, ConsumeQueueError> {
+    let file = open_for_look(path)?;
+    let (mut low, mut high, mut seen) = (0, file_size / ENTRY, 0);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match look(&file, path, middle * ENTRY)? {
+            Some(entry) => {
+                if !entry.is_pre_blank() {
+                    seen = seen.max(entry.end());
+                }
+                low = middle + 1;
+            }
+            None => high = middle,
+        }
+    }
+    Ok(seen)
 }
 
 /// The entry at a place of a file.

@@ -2,15 +2,15 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::Opening;
+use super::{Opening, make_directory};
 use crate::error::{FileError, OpenError};
 use crate::format::record::RecordError;
 use crate::former_run::FormerRun;
 use crate::log_window::{LogWindow, WindowLimits};
 use crate::medium::{self, sync_directory};
-use crate::recovery::{ScanEnd, is_zero};
+use crate::recovery::{ScanEnd, count_records, is_used, is_zero};
 use crate::seeded::{Fault, seeded};
 
 /// Read at a time when looking for what is not zero, in bytes.
@@ -18,18 +18,14 @@ const WIPE_BYTES: usize = 4 << 20;
 
 impl Opening<'_> {
     /// Removes files beyond the log's end and zeroes what a crash can have left behind it in its
-    /// file: a later record could bring it back to life.
+    /// file: a later record could bring it back to life. What no crash left is put aside.
     pub(super) fn cut_log(&mut self, found: &ScanEnd) -> Result<(), OpenError> {
         let end = found.end;
-        // The last one first: a start that ends in between leaves no gap.
-        for base in self.bases.iter().rev().filter(|base| **base > end) {
-            remove(&self.window.path_of(*base))?;
-        }
-        if self.bases.last().is_some_and(|base| *base > end) {
-            let directory = self.layout.commit_log();
-            sync_directory(directory).map_err(FileError::at("sync", directory))?;
-        }
-        self.bases.retain(|base| *base <= end);
+        let written_to = match self.former {
+            FormerRun::Bounded(bytes) => end.saturating_add(bytes),
+            FormerRun::Closed | FormerRun::Unbounded => end,
+        };
+        self.clear_files_behind(end, written_to)?;
         let believed = self.former.is_closed() && self.resume.is_some();
         let zeros_behind = believed && found.reason == Some(RecordError::Magic { found: 0 });
         let size = self.config.commit_log_file_size;
@@ -38,9 +34,29 @@ impl Opening<'_> {
             self.window.forget();
             let file_end = end - end % size + size;
             let to = match self.former {
-                FormerRun::Bounded(bytes) => end.saturating_add(bytes).min(file_end),
-                FormerRun::Closed | FormerRun::Unbounded => file_end,
+                // What stands further on was looked for, and is no record that belongs there.
+                FormerRun::Bounded(_)
+                    if written_to >= file_end
+                        || !is_used(&mut self.window, &[end - end % size], written_to)? =>
+                {
+                    written_to.min(file_end)
+                }
+                _ => file_end,
             };
+            let records = match self.former {
+                FormerRun::Bounded(_) => count_records(&mut self.window, end, to)?,
+                FormerRun::Closed | FormerRun::Unbounded => 0,
+            };
+            if records > 0 {
+                tracing::warn!(
+                    end,
+                    records,
+                    "whole messages stand behind a bad place that a power cut can have left: the \
+                     log is cut there, and they are zeroed. If the power did not fail, the disk \
+                     did"
+                );
+            }
+            self.window.forget();
             self.report.wiped_bytes = to - end;
             wipe(&mut self.window, end, to)?;
         }
@@ -50,6 +66,55 @@ impl Opening<'_> {
         }
         if holds_end {
             uncache(&self.window.path_of(end));
+        }
+        Ok(())
+    }
+
+    /// Takes the files that begin behind the log's end out of its directory. Up to `written_to` a
+    /// crash can have left anything in them.
+    fn clear_files_behind(&mut self, end: u64, written_to: u64) -> Result<(), OpenError> {
+        let behind: Vec<u64> = self
+            .bases
+            .iter()
+            .copied()
+            .filter(|base| *base > end)
+            .collect();
+        if behind.is_empty() {
+            return Ok(());
+        }
+        let mut aside = None;
+        // The last one first: a start that ends in between leaves no gap.
+        for base in behind.iter().rev() {
+            let path = self.window.path_of(*base);
+            if !is_used(&mut self.window, &[*base], written_to)? {
+                remove(&path)?;
+                continue;
+            }
+            let directory = match aside.take() {
+                Some(directory) => directory,
+                None => make_aside(self.layout.commit_log(), end)?,
+            };
+            put_aside(&path, &directory)?;
+            aside = Some(directory);
+        }
+        let directory = self.layout.commit_log();
+        sync_directory(directory).map_err(FileError::at("sync", directory))?;
+        self.bases.retain(|base| *base <= end);
+        self.window.forget();
+        if let Some(aside) = aside {
+            let root = aside.parent().unwrap_or(&aside);
+            tracing::warn!(
+                end,
+                aside = %aside.display(),
+                "log files behind the log's end are not empty and were put aside: nothing says \
+                 that the log goes on in them. `saturnmq inspect {}` shows their messages. If they \
+                 belong to the log, stop the broker before anybody sends, put them back into {} \
+                 with what is missing before them, and start once with --rebuild-queues; otherwise \
+                 delete {}",
+                root.display(),
+                directory.display(),
+                root.display()
+            );
         }
         Ok(())
     }
@@ -93,6 +158,35 @@ impl Opening<'_> {
 pub(super) fn remove(path: &Path) -> Result<(), OpenError> {
     tracing::warn!(path = %path.display(), "removing a file beyond the log's end");
     Ok(medium::remove_file(path).map_err(FileError::at("remove", path))?)
+}
+
+/// A new directory for log files of a log that ends at `end`: beside that log's, for they can only
+/// be renamed within a filesystem, and below one of its own, which can be looked at like a store.
+fn make_aside(log: &Path, end: u64) -> Result<PathBuf, OpenError> {
+    let mut number = 1;
+    loop {
+        let name = match number {
+            1 => format!("saturnmq-aside-{end}"),
+            _ => format!("saturnmq-aside-{end}-{number}"),
+        };
+        let root = log.with_file_name(name);
+        if !root.exists() {
+            let aside = root.join("commitlog");
+            make_directory(&aside)?;
+            return Ok(aside);
+        }
+        number += 1;
+    }
+}
+
+/// Moves a log file to `directory`, durably there before it is gone from the log's.
+fn put_aside(path: &Path, directory: &Path) -> Result<(), OpenError> {
+    let target = directory.join(path.file_name().unwrap_or_default());
+    let moved = medium::rename(path, &target).and_then(|()| sync_directory(directory));
+    Ok(moved.map_err(FileError::at(
+        "move aside the log file, which is not empty and lies behind the log's end,",
+        path,
+    ))?)
 }
 
 /// Zeroes whatever is not zero in `[from, to)`, which lies in one file, durably.

@@ -1,34 +1,66 @@
 //! Says what a former run had and the log has no more.
 
+use super::Opening;
+use crate::error::OpenError;
+use crate::layout::LayoutError;
 use crate::queue_table::QueueTable;
 use crate::rebuild::KnownQueues;
 
-/// Warns if the log ends before `known_to`, up to which a former run had synced it.
-pub(super) fn tell(table: &QueueTable, known: &KnownQueues, known_to: u64, log_end: u64) {
+impl Opening<'_> {
+    /// Refuses a log whose files end before the resume point, up to which the last run had made it
+    /// durable, before anything is changed: no crash explains it, and a disk that is not mounted
+    /// does. Who asks for queues to be made again from what there is gets that.
+    pub(super) fn refuse_shrunk(&self) -> Result<(), OpenError> {
+        let (end, known_to) = (self.log_limit(), self.known_to);
+        if end >= known_to || self.config.rebuild_queues {
+            return Ok(());
+        }
+        let directory = self.layout.commit_log().to_path_buf();
+        Err(LayoutError::Shrunk {
+            directory,
+            end,
+            known_to,
+        }
+        .into())
+    }
+}
+
+/// Tells if the log ends before `known_to`, up to which a former run had made it durable: before
+/// the entries of what is missing are cut off.
+pub(super) fn tell(
+    table: &QueueTable,
+    known: &KnownQueues,
+    known_to: u64,
+    log_end: u64,
+) -> Result<(), OpenError> {
     let Some(bytes) = known_to.checked_sub(log_end).filter(|bytes| *bytes > 0) else {
-        return;
+        return Ok(());
     };
-    tracing::warn!(
+    tracing::error!(
         log_end,
         known_to,
         bytes,
-        messages = messages_lost(table, known),
-        "the log ends before where the last run had it: these messages are gone. If its disk is \
-         not mounted or files were moved (storePathCommitLog), stop the broker before anybody \
-         sends, put them back and start once with --rebuild-queues; otherwise nothing is to be done"
+        messages = messages_lost(table, known, log_end)?,
+        "the log ends before where the last run had made it durable: the messages between are \
+         gone, and their queue entries are cut off. If files were replaced (storePathCommitLog), \
+         stop the broker before anybody sends, put them back and start once with \
+         --rebuild-queues; otherwise nothing is to be done"
     );
+    Ok(())
 }
 
-/// Messages of all queues behind where each ends now.
-fn messages_lost(table: &QueueTable, known: &KnownQueues) -> u64 {
-    let queues = known.iter().flat_map(|(topic, queues)| {
-        queues.iter().map(move |(queue_id, known)| {
-            let max = table
-                .get(topic, *queue_id)
-                .map_or(0, |queue| queue.max_offset());
-            let from = max.max(known.min.unwrap_or(0));
-            u64::try_from(known.max.saturating_sub(from)).unwrap_or(0)
-        })
-    });
-    queues.sum()
+/// Messages of all queues of which the log has no record any more.
+fn messages_lost(table: &QueueTable, known: &KnownQueues, log_end: u64) -> Result<u64, OpenError> {
+    let mut lost = 0;
+    for (topic, queues) in known {
+        for (queue_id, known) in queues {
+            let kept = match table.get(topic, *queue_id) {
+                Some(queue) => queue.end_below(queue.max_offset(), log_end)?,
+                None => 0,
+            };
+            let from = kept.max(known.min.unwrap_or(0));
+            lost += u64::try_from(known.max.saturating_sub(from)).unwrap_or(0);
+        }
+    }
+    Ok(lost)
 }

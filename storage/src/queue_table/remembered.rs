@@ -4,6 +4,14 @@ use std::sync::Arc;
 
 use super::{Queue, QueueTable};
 
+impl Queue {
+    /// Log offset after the last record of which the queue's files had an entry when they were
+    /// opened.
+    pub(crate) fn seen_end(&self) -> u64 {
+        self.files.seen_end()
+    }
+}
+
 /// The table's queues by slot, remembered once they were used.
 pub(crate) struct RememberedQueues {
     table: Arc<QueueTable>,

@@ -59,6 +59,13 @@ fn go_on(opened: &mut Opened, from: u32) {
     check_key(&opened.store, "Orders", 999);
 }
 
+/// The same, asking to go on with what is left of the log.
+fn rebuilding(config: &StoreConfig) -> StoreConfig {
+    let mut config = config.clone();
+    config.rebuild_queues = true;
+    config
+}
+
 #[test]
 fn nothing_acknowledged_is_missing_after_a_crash() {
     let dir = tempfile::tempdir().expect("temporary directory");
@@ -219,7 +226,11 @@ fn offsets_go_on_although_the_log_and_the_queues_are_lost() {
     std::fs::remove_dir_all(dir.path().join("commitlog")).expect("remove");
     std::fs::remove_dir_all(dir.path().join("consumequeue")).expect("remove");
     // Closed and opened without a message, killed and opened: the offsets are still remembered.
-    open(&config).expect("open").store.close().expect("close");
+    open(&rebuilding(&config))
+        .expect("open")
+        .store
+        .close()
+        .expect("close");
     drop(open(&config).expect("open"));
     let mut opened = open(&config).expect("open");
     let queue = opened.store.queue_or_create("Orders", 1);
@@ -283,7 +294,11 @@ fn given_offsets_stay_given_however_often_the_store_is_opened() {
         std::fs::remove_dir_all(dir.path().join(part)).expect("remove");
     }
     for _ in 0..3 {
-        open(&config).expect("open").store.close().expect("close");
+        open(&rebuilding(&config))
+            .expect("open")
+            .store
+            .close()
+            .expect("close");
     }
     let again = open(&config).expect("open");
     assert_eq!(again.report.scanned_bytes, 0);

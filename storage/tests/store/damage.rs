@@ -20,11 +20,11 @@ use crate::support::{
 };
 
 /// Messages of the stores below.
-const COUNT: u32 = 200;
+pub const COUNT: u32 = 200;
 /// Bytes of each body.
-const BODY: usize = 30_000;
+pub const BODY: usize = 30_000;
 
-fn body(number: u32) -> Vec<u8> {
+pub fn body(number: u32) -> Vec<u8> {
     format!("message {number} ")
         .bytes()
         .cycle()
@@ -34,7 +34,7 @@ fn body(number: u32) -> Vec<u8> {
 
 /// A store with so much log that a crash cannot have torn the first half of it, left as a crash
 /// leaves it; and where each record stands.
-fn crashed(root: &Path, flush: FlushMode) -> (StoreConfig, Vec<u64>) {
+pub fn crashed(root: &Path, flush: FlushMode) -> (StoreConfig, Vec<u64>) {
     let mut config = small_config(root);
     config.flush = flush;
     config.resume_interval = std::time::Duration::from_secs(3600);
@@ -52,7 +52,7 @@ fn crashed(root: &Path, flush: FlushMode) -> (StoreConfig, Vec<u64>) {
     (config, places)
 }
 
-fn flip(config: &StoreConfig, place: u64) {
+pub fn flip(config: &StoreConfig, place: u64) {
     let base = place - place % config.commit_log_file_size;
     let path = config.root.join(format!("commitlog/{base:020}"));
     let file = OpenOptions::new().read(true).write(true).open(path);
@@ -64,7 +64,7 @@ fn flip(config: &StoreConfig, place: u64) {
 }
 
 /// The numbers of the messages that are served, in order; each at its own queue offset.
-fn served(opened: &Opened) -> Vec<u32> {
+pub fn served(opened: &Opened) -> Vec<u32> {
     let mut reader = opened.store.reader().expect("reader");
     let mut numbers = Vec::new();
     for queue_id in 0..2 {
@@ -79,7 +79,7 @@ fn served(opened: &Opened) -> Vec<u32> {
     numbers
 }
 
-fn without(lost: &[u32]) -> Vec<u32> {
+pub fn without(lost: &[u32]) -> Vec<u32> {
     (0..COUNT).filter(|number| !lost.contains(number)).collect()
 }
 
@@ -261,10 +261,12 @@ fn changed_entries_are_made_right_when_queues_are_made_again() {
 #[test]
 fn next_offsets_outlive_queues_and_index() {
     let dir = tempfile::tempdir().expect("temporary directory");
-    let (config, _) = closed_with_files(dir.path());
+    let (mut config, _) = closed_with_files(dir.path());
     for part in ["commitlog", "consumequeue", "index"] {
         std::fs::remove_dir_all(dir.path().join(part)).expect("remove");
     }
+    // A log that is gone is refused unless this is asked for.
+    config.rebuild_queues = true;
     let mut opened = open(&config).expect("open");
     let mut sender = Sender::new(opened.ports.remove(0));
     let queue = opened.store.queue_or_create("Orders", 2);

@@ -6,6 +6,7 @@ mod crash;
 mod damage;
 mod flips;
 mod golden;
+mod holes;
 mod inspecting;
 mod kill;
 mod removed;
