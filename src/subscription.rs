@@ -49,27 +49,15 @@ impl PullFilter for Wanted {
         !matches!(self, Self::Tags(_))
     }
 
-    fn matches_record(&self, record: &Record<'_>) -> bool {
+    fn matches_record(&self, record: &Record<'_>, work: &mut usize) -> bool {
         let found = record.properties();
         match self {
             Self::Tags(_) => true,
-            Self::Selected(selector) => selector.matches(found),
+            Self::Selected(selector) => selector.matches(found, work),
             Self::SelectedByOrigin(selectors) => found
                 .get_str(properties::RETRY_TOPIC)
                 .and_then(|origin| selectors.get(origin))
-                .is_none_or(|selector| selector.matches(found)),
-        }
-    }
-
-    fn work(&self, record: &Record<'_>) -> usize {
-        let found = record.properties();
-        match self {
-            Self::Tags(_) => 0,
-            Self::Selected(selector) => selector.work(found),
-            Self::SelectedByOrigin(selectors) => found
-                .get_str(properties::RETRY_TOPIC)
-                .and_then(|origin| selectors.get(origin))
-                .map_or(0, |selector| selector.work(found)),
+                .is_none_or(|selector| selector.matches(found, work)),
         }
     }
 }

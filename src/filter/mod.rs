@@ -60,6 +60,8 @@ pub struct Selector {
     expression: Expression,
     /// The properties it names, in ascending order: a property's slot is its place here.
     names: Box<[Box<str>]>,
+    /// How often the expression looks at the value of each.
+    uses: Box<[usize]>,
     /// Parts of the expression.
     parts: usize,
 }
@@ -82,27 +84,36 @@ impl Selector {
         let parts = expression.each_name(&mut |name| names.push(name.text.clone()));
         names.sort_unstable();
         names.dedup();
+        let mut uses = vec![0; names.len()];
         expression.each_name(&mut |name| {
             // Each is among them; were it not, the first one's value would be taken.
             name.slot = names.binary_search(&name.text).unwrap_or_default();
+            uses[name.slot] += 1;
         });
         Ok(Self {
             expression,
             names: names.into_boxed_slice(),
+            uses: uses.into_boxed_slice(),
             parts,
         })
     }
 
-    /// Whether a message with these properties is wanted. What cannot be compared is not.
-    pub fn matches(&self, properties: Properties<'_>) -> bool {
+    /// Whether a message with these properties is wanted. What cannot be compared is not. Adds
+    /// what that can take to `work`, in steps of about a nanosecond.
+    pub fn matches(&self, properties: Properties<'_>, work: &mut usize) -> bool {
         if self.names.len() <= FEW {
-            return self.holds(properties, &mut [None; FEW]);
+            return self.holds(properties, &mut [None; FEW], work);
         }
-        self.holds(properties, &mut vec![None; self.names.len()])
+        self.holds(properties, &mut vec![None; self.names.len()], work)
     }
 
     /// Looks at each property once, then at the expression.
-    fn holds<'a>(&self, properties: Properties<'a>, found: &mut evaluate::Found<'a>) -> bool {
+    fn holds<'a>(
+        &self,
+        properties: Properties<'a>,
+        found: &mut evaluate::Found<'a>,
+        work: &mut usize,
+    ) -> bool {
         for (name, value) in properties.iter() {
             // Of several with the same name the last one counts.
             if let Ok(slot) = self
@@ -112,15 +123,21 @@ impl Selector {
                 found[slot] = Some(value);
             }
         }
+        *work += self.work(properties, found);
         evaluate::truth(&self.expression, found) == Ok(Some(true))
     }
 
-    /// What [`Selector::matches`] takes for these properties, in steps of about a nanosecond.
-    pub fn work(&self, properties: Properties<'_>) -> usize {
+    /// What looking at these properties and at all of the expression takes.
+    fn work(&self, properties: Properties<'_>, found: &evaluate::Found<'_>) -> usize {
         /// Steps of one part of an expression.
         const PART: usize = 16;
+        /// Steps of a byte of a value that is searched, compared or read as a number.
+        const BYTE: usize = 2;
         let searches = 1 + self.names.len().checked_ilog2().unwrap_or_default() as usize;
-        PART * self.parts + searches * properties.as_bytes().len()
+        let values: usize = std::iter::zip(&self.uses, found)
+            .map(|(uses, value)| uses * value.map_or(0, <[u8]>::len))
+            .sum();
+        PART * self.parts + searches * properties.as_bytes().len() + BYTE * values
     }
 }
 

@@ -13,7 +13,7 @@ fn properties(pairs: &[(&str, &str)]) -> Vec<u8> {
 
 fn matches(expression: &str, pairs: &[(&str, &str)]) -> bool {
     let selector = Selector::compile(expression).unwrap_or_else(|e| panic!("{expression}: {e}"));
-    selector.matches(Properties::new(&properties(pairs)))
+    selector.matches(Properties::new(&properties(pairs)), &mut 0)
 }
 
 #[track_caller]
@@ -237,7 +237,7 @@ fn properties_that_are_not_text_match_nothing_and_do_no_harm() {
     let b = |expression| {
         Selector::compile(expression)
             .unwrap()
-            .matches(Properties::new(&bytes))
+            .matches(Properties::new(&bytes), &mut 0)
     };
     assert!(!b("b > 1") && !b("b = 1.5") && b("b IS NOT NULL") && b("b <> 'x'"));
 }
@@ -260,11 +260,35 @@ fn a_selector_looks_at_each_property_once() {
     let selector = Selector::compile(&terms.join(" OR ")).unwrap();
     let pairs: Vec<_> = names.iter().step_by(2).map(|name| (&**name, "y")).collect();
     let mut bytes = properties(&pairs);
-    assert!(!selector.matches(Properties::new(&bytes)));
-    let steps = selector.work(Properties::new(&bytes));
+    let mut steps = 0;
+    assert!(!selector.matches(Properties::new(&bytes), &mut steps));
     assert!(steps < 200_000, "{steps} steps for one message");
     bytes.extend(properties(&[("p898", "x")]));
-    assert!(selector.matches(Properties::new(&bytes)), "the last counts");
+    assert!(
+        selector.matches(Properties::new(&bytes), &mut 0),
+        "the last counts"
+    );
+}
+
+#[test]
+fn the_work_of_a_selector_counts_each_look_at_a_long_value() {
+    let long = "x".repeat(30_000);
+    let bytes = properties(&[("a", &long), ("b", "y")]);
+    for (term, looks) in [
+        ("a CONTAINS 'zyx'", 1000),
+        ("a = 'zyx'", 1000),
+        ("b = 'z'", 0),
+    ] {
+        let terms = vec![term; 1000].join(" OR ");
+        let selector = Selector::compile(&terms).unwrap();
+        let mut steps = 0;
+        assert!(!selector.matches(Properties::new(&bytes), &mut steps));
+        let expected = looks * long.len();
+        assert!(
+            steps >= expected && steps < expected * 2 + 200_000,
+            "{steps} steps for {term}"
+        );
+    }
 }
 
 #[test]

@@ -20,6 +20,8 @@ use crate::services::ServiceContext;
 const WINDOW: usize = 256;
 /// Items looked at in one go.
 const PER_STEP: usize = 256;
+/// Longest step: others of the services thread wait for it.
+const STEP: Duration = Duration::from_millis(5);
 /// Pause after a delivery that failed.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -106,7 +108,7 @@ impl Delivery {
         self.pause_until = None;
         match self.phase {
             Phase::Collect(at) => {
-                self.collect(tools, at)?;
+                self.collect(tools, at, now)?;
                 Ok(Progress::More)
             }
             Phase::Deletes => self.read_deletes(services, tools, now),
@@ -114,9 +116,14 @@ impl Delivery {
         }
     }
 
-    fn collect(&mut self, tools: &mut Tools<'_>, mut at: i64) -> Result<(), TimerError> {
+    fn collect(
+        &mut self,
+        tools: &mut Tools<'_>,
+        mut at: i64,
+        now: Instant,
+    ) -> Result<(), TimerError> {
         let precision = tools.store.settings().precision_ms;
-        for _ in 0..PER_STEP * 16 {
+        for _ in within_a_step(PER_STEP * 16, now) {
             if at == NO_POSITION || tools.store.is_trimmed(at) {
                 self.phase = Phase::Deletes;
                 return Ok(());
@@ -169,7 +176,7 @@ impl Delivery {
         tools: &mut Tools<'_>,
         now: Instant,
     ) -> Result<Progress, TimerError> {
-        for _ in 0..PER_STEP {
+        for _ in within_a_step(PER_STEP, now) {
             let Some(at) = self.deletes.pop() else {
                 self.phase = Phase::Send;
                 return Ok(Progress::More);
@@ -205,7 +212,7 @@ impl Delivery {
         tools: &mut Tools<'_>,
         now: Instant,
     ) -> Result<Progress, TimerError> {
-        for _ in 0..PER_STEP {
+        for _ in within_a_step(PER_STEP, now) {
             if self.flying.len() >= WINDOW {
                 return Ok(Progress::Waits);
             }
@@ -277,6 +284,13 @@ impl Delivery {
             self.pause_until = Some(now + PAUSE);
         }
     }
+}
+
+/// Counts until the time of a step, which began at `now`, is over; once at least.
+pub(super) fn within_a_step(count: usize, now: Instant) -> impl Iterator<Item = usize> {
+    /// How many of them are done between two looks at the clock.
+    const LOOK: usize = 8;
+    (0..count).take_while(move |n| *n == 0 || !n.is_multiple_of(LOOK) || now.elapsed() < STEP)
 }
 
 /// A message that is to be entered.

@@ -140,14 +140,10 @@ pub trait PullFilter {
         false
     }
 
-    /// Whether the record itself is wanted.
-    fn matches_record(&self, _record: &Record<'_>) -> bool {
+    /// Whether the record itself is wanted. Adds what that took to `_work`, in steps of about a
+    /// nanosecond.
+    fn matches_record(&self, _record: &Record<'_>, _work: &mut usize) -> bool {
         true
-    }
-
-    /// What [`PullFilter::matches_record`] takes for this record, in steps of about a nanosecond.
-    fn work(&self, _record: &Record<'_>) -> usize {
-        0
     }
 }
 

@@ -243,11 +243,7 @@ impl StoreReader {
 
 /// Whether the filter wants the record; counts what it does to find out.
 fn is_wanted(request: &PullRequest<'_>, record: &Record<'_>, work: &mut usize) -> bool {
-    if !request.filter.needs_record() {
-        return true;
-    }
-    *work += request.filter.work(record);
-    request.filter.matches_record(record)
+    !request.filter.needs_record() || request.filter.matches_record(record, work)
 }
 
 /// Whether an entry says of a record what the record says of itself. The tags are compared where

@@ -326,7 +326,8 @@ impl TimerStore {
         let precision = self.settings.precision_ms;
         let from = u64::try_from(slot.first).unwrap_or(0);
         let mut found = Vec::new();
-        recovery::scan(self, from.max(self.log.start()), |position, item| {
+        let from = from.max(self.log.start());
+        recovery::scan(self, from, recovery::NoItem::Damage, |position, item| {
             if item.time_ms().div_euclid(precision) == slot.tick {
                 found.push(position.cast_signed());
             }

@@ -76,7 +76,7 @@ fn find_end(
     report: &mut TimerReport,
 ) -> Result<u64, TimerError> {
     let mut end = from;
-    let scanned = scan(store, from, |position, item| {
+    let scanned = scan(store, from, NoItem::Ends, |position, item| {
         report.scanned_items += 1;
         let counts = position < checked || is_message(item);
         if counts {
@@ -87,10 +87,20 @@ fn find_end(
     scanned.map(|()| end)
 }
 
+/// What bytes that are no item mean.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum NoItem {
+    /// The log ends there.
+    Ends,
+    /// Damage to one item.
+    Damage,
+}
+
 /// Calls `look` with every item from `from` on, in order, until it says stop or there is none.
 pub(super) fn scan(
     store: &mut TimerStore,
     from: u64,
+    no_item: NoItem,
     mut look: impl FnMut(u64, &Item) -> bool,
 ) -> Result<(), TimerError> {
     store.log.write()?;
@@ -115,6 +125,7 @@ pub(super) fn scan(
                     next_file = true;
                     break;
                 }
+                None if no_item == NoItem::Damage => position += ITEM_SIZE as u64,
                 None => return Ok(()),
             }
         }
@@ -179,7 +190,7 @@ fn apply(
     loop {
         missing.clear();
         let mut more = false;
-        scan(store, at, |position, item| {
+        scan(store, at, NoItem::Ends, |position, item| {
             report.scanned_items += 1;
             let tick = item.time_ms().div_euclid(precision);
             if tick >= first && tick < first + WHEEL_SLOTS {
@@ -215,7 +226,7 @@ fn note_ahead(store: &mut TimerStore, checked: u64) -> Result<(), TimerError> {
     let in_file = checked % store.log.file_size();
     let before = in_file.min(BEFORE * ITEM_SIZE as u64);
     let mut ahead = std::collections::HashSet::new();
-    scan(store, checked - before, |_, item| {
+    scan(store, checked - before, NoItem::Damage, |_, item| {
         ahead.insert(item.log_offset);
         true
     })?;

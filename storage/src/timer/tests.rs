@@ -325,3 +325,59 @@ fn the_timers_of_an_apache_broker_are_carried_on_and_written_alike() {
 }
 
 const SLOT_BYTES: usize = crate::format::timer::SLOT_SIZE;
+
+#[test]
+fn a_damaged_item_costs_its_message_and_no_other() {
+    let place = Place::new();
+    let (mut store, _) = place.open(|_| false);
+    for n in 0..10 {
+        store.enter(&message(NOW + 60_000, n), NOW).unwrap();
+    }
+    store.check_point(NOW, 10, NOW).unwrap();
+    drop(store);
+    damage_item(&place, 5);
+    let (mut store, _) = place.open(|_| false);
+    let slot = store.next_slot(NOW, NOW + 100_000).unwrap().unwrap();
+    assert_eq!(store.items_by_scan(&slot).unwrap().len(), 9);
+}
+
+fn damage_item(place: &Place, number: usize) {
+    let file = place.layout().timer_log().join("00000000000000000000");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[number * 52 + 3] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+}
+
+/// Lets one file be removed, then no more.
+struct Killed(usize);
+
+impl crate::medium::Witness for Killed {
+    fn before(&mut self, request: crate::medium::Request<'_>) -> std::io::Result<()> {
+        if matches!(request, crate::medium::Request::Remove(_)) {
+            self.0 += 1;
+            if self.0 > 1 {
+                return Err(std::io::Error::other("killed"));
+            }
+        }
+        Ok(())
+    }
+
+    fn after(&mut self, _: crate::medium::Request<'_>) {}
+}
+
+#[test]
+fn a_start_that_ends_between_two_files_it_removes_leaves_no_gap() {
+    let place = Place::new();
+    let (mut store, _) = place.open(|_| false);
+    fill(&mut store, 0..90);
+    store.check_point(NOW, 90, NOW).unwrap();
+    drop(store);
+    std::fs::remove_file(place.layout().timer_wheel()).unwrap();
+    damage_item(&place, 5);
+    crate::medium::listen(Some(std::rc::Rc::new(std::cell::RefCell::new(Killed(0)))));
+    let killed = TimerStore::open(&place.layout(), SETTINGS, NOW, |_| true);
+    crate::medium::listen(None);
+    assert!(killed.is_err());
+    let (_, report) = place.open(|_| true);
+    assert!(report.lost);
+}
