@@ -32,6 +32,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 const TRIM: Duration = Duration::from_secs(30);
 /// Longest time without a check point while only the clock goes on.
 const IDLE_CHECK: Duration = Duration::from_secs(60);
+/// How often a check point under way is looked at.
+const CHECKING: Duration = Duration::from_millis(20);
 /// `TIMER_ENQUEUE_MS` of a message that was due before it could be entered.
 const NEVER_ENTERED: i64 = i64::MAX;
 
@@ -169,11 +171,10 @@ impl TimerService {
         if !stops.1 {
             next = soonest(next, open.deliver(services, now)?, now);
         }
-        open.check_point(now)?;
+        let checked = open.check_point(now)?;
         open.trim(&services.broker, now)?;
         open.publish(&services.broker);
-        let check = open.is_changed().then_some(open.next_check);
-        Ok(next.into_iter().chain(check).min())
+        Ok(next.into_iter().chain(checked).min())
     }
 
     /// Books the writer's answer to an append of the timers.
@@ -526,15 +527,20 @@ impl Open {
         Ok(Progress::More)
     }
 
-    fn check_point(&mut self, now: Instant) -> Result<(), TimerError> {
-        let due = self.is_changed() && now >= self.next_check || now >= self.idle_check;
-        if !due {
-            return Ok(());
+    /// Begins a check point if one is due; says when to look again.
+    fn check_point(&mut self, now: Instant) -> Result<Option<Instant>, TimerError> {
+        if self.store.is_checking()? {
+            return Ok(Some(now + CHECKING));
         }
-        self.note()?;
-        self.next_check = now + self.check_interval;
-        self.idle_check = now + IDLE_CHECK;
-        Ok(())
+        let due = self.is_changed() && now >= self.next_check || now >= self.idle_check;
+        if due {
+            let progress = self.direct.progress(self.next);
+            self.store
+                .begin_check_point(self.read_ms, progress, now_ms())?;
+            self.next_check = now + self.check_interval;
+            self.idle_check = now + IDLE_CHECK;
+        }
+        Ok(self.is_changed().then_some(self.next_check))
     }
 
     fn is_changed(&self) -> bool {

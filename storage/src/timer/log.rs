@@ -240,7 +240,8 @@ impl TimerLog {
         Ok(())
     }
 
-    fn note_dirty(&mut self, base: u64) {
+    /// A file is to be synced.
+    pub(super) fn note_dirty(&mut self, base: u64) {
         if self.dirty.last() != Some(&base) {
             self.dirty.push(base);
         }
@@ -254,14 +255,26 @@ impl TimerLog {
         self.write()?;
         while let Some(base) = self.dirty.last() {
             if let Some(file) = self.files.get(base) {
-                medium::sync_data(file).map_err(|source| TimerError::Lost {
-                    path: self.path(*base),
-                    source,
-                })?;
+                super::sync(&self.path(*base), file)?;
             }
             self.dirty.pop();
         }
         Ok(())
+    }
+
+    /// Writes everything and hands out the files that are to be synced.
+    pub(super) fn take_dirty(&mut self) -> Result<Vec<(u64, PathBuf, File)>, TimerError> {
+        self.write()?;
+        let mut files = Vec::new();
+        for base in &self.dirty {
+            if let Some(file) = self.files.get(base) {
+                let path = self.path(*base);
+                let file = file.try_clone().map_err(FileError::at("open", &path))?;
+                files.push((*base, path, file));
+            }
+        }
+        self.dirty.clear();
+        Ok(files)
     }
 
     /// Removes files whose messages have all left the commit log; the last file stays.

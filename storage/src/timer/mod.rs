@@ -5,6 +5,7 @@
 //! are right. All three are functions of the commit log from `timercheck` on. One thread owns
 //! them.
 
+mod check_point;
 mod log;
 mod recovery;
 mod wheel;
@@ -23,6 +24,7 @@ use crate::format::timer::{
 };
 use crate::layout::{Layout, LayoutError};
 use crate::medium;
+use check_point::{CheckPoint, Running};
 use log::TimerLog;
 use wheel::Wheel;
 
@@ -142,6 +144,8 @@ pub struct TimerStore {
     waiting: i64,
     /// Whether anything changed since the last check point.
     changed: bool,
+    /// A check point that was begun.
+    running: Option<Running>,
 }
 
 impl TimerStore {
@@ -180,6 +184,7 @@ impl TimerStore {
             lost: false,
             waiting: 0,
             changed: false,
+            running: None,
         };
         let unchecked = store.check.read_ms <= 0;
         if unchecked && store.log.end() == 0 {
@@ -233,7 +238,7 @@ impl TimerStore {
     /// # Errors
     /// The files cannot be written; it may be tried again.
     pub fn enter(&mut self, message: &Waiting, entered_ms: i64) -> Result<i64, TimerError> {
-        if self.wheel.is_full() {
+        if self.wheel.is_full() && !self.is_checking()? {
             self.write()?;
         }
         let (time, rolls) = self.settings.place(message.time_ms, entered_ms);
@@ -358,9 +363,59 @@ impl TimerStore {
         queue_offset: i64,
         now_ms: i64,
     ) -> Result<(), TimerError> {
-        self.log.sync()?;
-        self.write()?;
-        self.wheel.sync()?;
+        self.end_check_point()?;
+        let what = self.take_off(read_ms, queue_offset, now_ms)?;
+        let stored = what.store();
+        self.landed(&what, stored)
+    }
+
+    /// Begins [`TimerStore::check_point`] on a thread of its own, unless one is under way.
+    ///
+    /// # Errors
+    /// The files cannot be written; it may be tried again.
+    pub fn begin_check_point(
+        &mut self,
+        read_ms: i64,
+        queue_offset: i64,
+        now_ms: i64,
+    ) -> Result<(), TimerError> {
+        if self.running.is_none() {
+            let what = self.take_off(read_ms, queue_offset, now_ms)?;
+            self.running = Some(what.start());
+        }
+        Ok(())
+    }
+
+    /// Whether a check point that was begun is under way.
+    ///
+    /// # Errors
+    /// Of one that has ended, as those of [`TimerStore::check_point`].
+    pub fn is_checking(&mut self) -> Result<bool, TimerError> {
+        if self
+            .running
+            .as_ref()
+            .is_some_and(|running| !running.is_over())
+        {
+            return Ok(true);
+        }
+        self.end_check_point().map(|()| false)
+    }
+
+    fn end_check_point(&mut self) -> Result<(), TimerError> {
+        let Some(mut running) = self.running.take() else {
+            return Ok(());
+        };
+        let stored = running.end();
+        self.landed(&running.what, stored)
+    }
+
+    fn take_off(
+        &mut self,
+        read_ms: i64,
+        queue_offset: i64,
+        now_ms: i64,
+    ) -> Result<CheckPoint, TimerError> {
+        let log = self.log.take_dirty()?;
         let check = Check {
             read_ms,
             log_position: self.log.end().cast_signed(),
@@ -370,10 +425,34 @@ impl TimerStore {
             version_counter: self.check.version_counter.wrapping_add(1),
             ..self.check
         };
-        write_check(&self.check_path, &check)?;
-        self.check = check;
+        let (path, file, slots) = self.wheel.take_off().inspect_err(|_| {
+            log.iter().for_each(|(base, ..)| self.log.note_dirty(*base));
+        })?;
         self.changed = false;
-        Ok(())
+        Ok(CheckPoint {
+            log,
+            wheel: (path, file),
+            slots,
+            check,
+            check_path: self.check_path.clone(),
+        })
+    }
+
+    fn landed(
+        &mut self,
+        what: &CheckPoint,
+        stored: Result<(), TimerError>,
+    ) -> Result<(), TimerError> {
+        self.wheel.landed(stored.is_ok());
+        if stored.is_ok() {
+            self.check = what.check;
+        } else {
+            self.changed = true;
+            for (base, ..) in &what.log {
+                self.log.note_dirty(*base);
+            }
+        }
+        stored
     }
 
     /// Brings changes of the wheel to its file, behind the items they lead to.
@@ -439,17 +518,22 @@ fn write_check(path: &Path, check: &Check) -> Result<(), TimerError> {
         Ok(())
     };
     write().map_err(FileError::at("write", path))?;
-    let sync = || {
-        medium::sync_data(&file)?;
-        match path.parent() {
-            Some(parent) if is_new => medium::sync_directory(parent),
-            _ => Ok(()),
-        }
-    };
-    sync().map_err(|source| TimerError::Lost {
-        path: path.into(),
-        source,
-    })
+    sync(path, &file)?;
+    match path.parent() {
+        Some(parent) if is_new => medium::sync_directory(parent).map_err(lost(parent)),
+        _ => Ok(()),
+    }
+}
+
+/// Waits until a file is on disk.
+fn sync(path: &Path, file: &File) -> Result<(), TimerError> {
+    medium::sync_data(file).map_err(lost(path))
+}
+
+/// The kernel may have dropped what was written.
+fn lost(path: &Path) -> impl FnOnce(io::Error) -> TimerError {
+    let path = path.into();
+    |source| TimerError::Lost { path, source }
 }
 
 const _: () = assert!(CHECK_FIELDS <= 512 && WHEEL_SLOTS > 0);

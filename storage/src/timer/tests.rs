@@ -381,3 +381,36 @@ fn a_start_that_ends_between_two_files_it_removes_leaves_no_gap() {
     let (_, report) = place.open(|_| true);
     assert!(report.lost);
 }
+
+#[test]
+fn messages_are_entered_while_a_check_point_is_stored() {
+    let place = Place::new();
+    let (mut store, _) = place.open(|_| false);
+    let time = NOW + 60_000;
+    for n in 0..10 {
+        store.enter(&message(time, n), NOW).unwrap();
+    }
+    store.begin_check_point(NOW, 10, NOW).unwrap();
+    for n in 10..20 {
+        store.enter(&message(time, n), NOW).unwrap();
+    }
+    let slot = store.next_slot(NOW, NOW + 100_000).unwrap().unwrap();
+    assert_eq!(
+        (slot.count, slot.first),
+        (20, 0),
+        "those under way are known"
+    );
+    while store.is_checking().unwrap() {
+        std::thread::yield_now();
+    }
+    assert_eq!(store.check().queue_offset, 10);
+    assert!(store.is_changed());
+    store.check_point(NOW, 20, NOW).unwrap();
+    assert!(!store.is_changed());
+    drop(store);
+    let (mut store, report) = place.open(|_| false);
+    assert!(!report.rebuilt && !report.lost);
+    assert_eq!((store.waiting(), store.queue_offset()), (20, 20));
+    let slot = store.next_slot(NOW, NOW + 100_000).unwrap().unwrap();
+    assert_eq!(slot.count, 20);
+}

@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
@@ -22,14 +24,17 @@ const BLOCK: u64 = 4096;
 /// Changed slots that are kept in memory, at most.
 const CHANGED: usize = 1 << 16;
 
+/// Slots that are not in the file, by their places in it.
+pub(super) type Changes = BTreeMap<u64, Slot>;
+
 /// The file, and what is not in it yet.
 #[derive(Debug)]
 pub(super) struct Wheel {
     path: PathBuf,
     file: File,
-    changed: BTreeMap<u64, Slot>,
-    /// Written and not synced.
-    dirty: bool,
+    changed: Changes,
+    /// Those that a check point is writing; `changed` is newer.
+    flying: Arc<Changes>,
     block: Vec<u8>,
 }
 
@@ -57,8 +62,8 @@ impl Wheel {
         Ok(Self {
             path,
             file,
-            changed: BTreeMap::new(),
-            dirty: false,
+            changed: Changes::new(),
+            flying: Arc::default(),
             block: Vec::new(),
         })
     }
@@ -66,8 +71,8 @@ impl Wheel {
     /// The slot of a tick; `None` when nothing was ever entered for it.
     pub(super) fn slot(&self, tick: i64) -> Result<Option<Slot>, TimerError> {
         let index = slot_index(tick);
-        let slot = match self.changed.get(&index) {
-            Some(slot) => *slot,
+        let slot = match self.unwritten(index) {
+            Some(slot) => slot,
             None => {
                 let mut bytes = [0; SLOT_SIZE];
                 let at = index * SLOT_SIZE as u64;
@@ -77,6 +82,11 @@ impl Wheel {
             }
         };
         Ok((slot.tick == tick).then_some(slot))
+    }
+
+    fn unwritten(&self, index: u64) -> Option<Slot> {
+        let changed = self.changed.get(&index);
+        changed.or_else(|| self.flying.get(&index)).copied()
     }
 
     /// Replaces a slot.
@@ -113,8 +123,8 @@ impl Wheel {
             let read = self.file.read_exact_at(&mut self.block, at);
             read.map_err(FileError::at("read", &self.path))?;
             for (index, bytes) in (index..).zip(self.block.chunks_exact(SLOT_SIZE)) {
-                let slot = match self.changed.get(&index) {
-                    Some(slot) => *slot,
+                let slot = match self.unwritten(index) {
+                    Some(slot) => slot,
                     None => Slot::decode(bytes),
                 };
                 if slot.tick == tick && !look(&slot) {
@@ -135,59 +145,65 @@ impl Wheel {
             // A filesystem that does not tell.
             Err(_) => index,
         };
-        let changed = self.changed.range(index..).next();
-        changed.map_or(in_file, |(changed, _)| in_file.min(*changed))
+        let first = |changes: &Changes| changes.range(index..).next().map(|(at, _)| *at);
+        let unwritten = first(&self.changed).into_iter().chain(first(&self.flying));
+        unwritten.fold(in_file, u64::min)
     }
 
-    /// Forgets everything.
+    /// Forgets everything. No check point is being stored.
     pub(super) fn clear(&mut self) -> Result<(), TimerError> {
         self.changed.clear();
         let clear = || {
             self.file.set_len(0)?;
             self.file.set_len(WHEEL_SIZE)
         };
-        clear().map_err(FileError::at("resize", &self.path))?;
-        self.dirty = true;
-        Ok(())
+        Ok(clear().map_err(FileError::at("resize", &self.path))?)
     }
 
-    /// Writes the changes; the timer log must be on disk. What was not written stays.
+    /// Writes the changes; the timer log must be on disk, and no check point is being stored. What
+    /// was not written stays.
     pub(super) fn write(&mut self) -> Result<(), TimerError> {
-        let mut run: Vec<Slot> = Vec::new();
-        while let Some((first, slot)) = self.changed.pop_first() {
-            run.clear();
-            run.push(slot);
-            let mut next = first + 1;
-            while let Some(slot) = self.changed.remove(&next) {
-                run.push(slot);
-                next += 1;
-            }
-            self.block.clear();
-            for slot in &run {
-                self.block.extend_from_slice(&slot.encode());
-            }
-            let at = first * SLOT_SIZE as u64;
-            if let Err(source) = self.file.write_all_at(&self.block, at) {
-                self.changed.extend((first..).zip(run));
-                return Err(FileError::at("write", &self.path)(source).into());
-            }
-            self.dirty = true;
+        if !self.changed.is_empty() {
+            let written = write_slots(&self.file, &self.changed);
+            written.map_err(FileError::at("write", &self.path))?;
+            self.changed.clear();
         }
         Ok(())
     }
 
-    /// Waits until what was written is on disk.
-    ///
-    /// # Errors
-    /// [`TimerError::Lost`] when that failed.
-    pub(super) fn sync(&mut self) -> Result<(), TimerError> {
-        if self.dirty {
-            medium::sync_data(&self.file).map_err(|source| TimerError::Lost {
-                path: self.path.clone(),
-                source,
-            })?;
-            self.dirty = false;
-        }
-        Ok(())
+    /// The changes, for a check point that writes and syncs them: [`Wheel::landed`] ends it.
+    pub(super) fn take_off(&mut self) -> Result<(PathBuf, File, Arc<Changes>), TimerError> {
+        let file = self.file.try_clone();
+        let file = file.map_err(FileError::at("open", &self.path))?;
+        self.flying = Arc::new(std::mem::take(&mut self.changed));
+        Ok((self.path.clone(), file, Arc::clone(&self.flying)))
     }
+
+    /// What took off is on disk, or it is not and stays.
+    pub(super) fn landed(&mut self, stored: bool) {
+        let flown = std::mem::take(&mut self.flying);
+        if !stored {
+            for (index, slot) in flown.iter() {
+                self.changed.entry(*index).or_insert(*slot);
+            }
+        }
+    }
+}
+
+/// Writes slots, those side by side at once.
+pub(super) fn write_slots(file: &File, slots: &Changes) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    let mut first = 0;
+    for (index, slot) in slots {
+        let written = (bytes.len() / SLOT_SIZE) as u64;
+        if !bytes.is_empty() && *index != first + written {
+            file.write_all_at(&bytes, first * SLOT_SIZE as u64)?;
+            bytes.clear();
+        }
+        if bytes.is_empty() {
+            first = *index;
+        }
+        bytes.extend_from_slice(&slot.encode());
+    }
+    file.write_all_at(&bytes, first * SLOT_SIZE as u64)
 }
