@@ -193,8 +193,8 @@ impl RegisteredFilters {
     pub fn register(&self, group: &str, subscriptions: &[Registration<'_>], now_ms: i64) {
         let mut table = self.table();
         let known = table.groups.get(group).map(Arc::clone).unwrap_or_default();
-        let any = subscriptions.iter().any(|s| s.kind == SQL92);
-        if !any && known.is_empty() {
+        // Most heartbeats: nothing is copied for them.
+        if changes_nothing(&known, subscriptions) {
             return;
         }
         let mut filters = Filters::clone(&known);
@@ -302,6 +302,22 @@ fn fresh(subscription: &Registration<'_>, now_ms: i64) -> Filter {
 }
 
 /// An older version changes nothing; the same one only says that the group is back.
+/// Whether a heartbeat says nothing new.
+fn changes_nothing(known: &Filters, subscriptions: &[Registration<'_>]) -> bool {
+    let is_named = |topic: &str| subscriptions.iter().any(|s| s.topic == topic);
+    let mut selected = subscriptions.iter().filter(|s| s.kind == SQL92);
+    let is_known = |s: &Registration<'_>| {
+        known.get(s.topic).is_some_and(|filter| {
+            let same = s.version == filter.client_version && !filter.is_dead();
+            same || s.version < filter.client_version
+        })
+    };
+    selected.all(is_known)
+        && known
+            .iter()
+            .all(|(topic, filter)| filter.is_dead() || is_named(topic))
+}
+
 fn renew(known: &mut Filter, subscription: &Registration<'_>, now_ms: i64) {
     if subscription.version < known.client_version {
         return;

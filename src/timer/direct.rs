@@ -23,6 +23,11 @@ impl Direct {
         self.0.len() < WINDOW
     }
 
+    /// Whether the progress waits for none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The writer has one more.
     pub(super) fn sent(&mut self, offset: i64) {
         match self.0.iter_mut().find(|(other, _)| *other == offset) {

@@ -369,7 +369,10 @@ impl Open {
                 Some(offset) => (offset, true),
                 None => (self.next, false),
             };
-            if !again && !self.direct.has_room() {
+            // What is entered behind a direct one would be entered again after a crash if a check
+            // point came in between.
+            let awaited = self.is_due(now) && !self.direct.is_empty();
+            if !again && (awaited || !self.direct.has_room()) {
                 return Ok(Progress::Waits);
             }
             if offset >= queue.max_offset() {
@@ -532,15 +535,20 @@ impl Open {
         if self.store.is_checking()? {
             return Ok(Some(now + CHECKING));
         }
-        let due = self.is_changed() && now >= self.next_check || now >= self.idle_check;
-        if due {
+        if self.is_due(now) && self.direct.is_empty() {
             let progress = self.direct.progress(self.next);
             self.store
                 .begin_check_point(self.read_ms, progress, now_ms())?;
             self.next_check = now + self.check_interval;
             self.idle_check = now + IDLE_CHECK;
         }
-        Ok(self.is_changed().then_some(self.next_check))
+        // The writer's answers wake this thread where they are waited for.
+        let waits = self.direct.is_empty() && self.is_changed();
+        Ok(waits.then_some(self.next_check))
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.is_changed() && now >= self.next_check || now >= self.idle_check
     }
 
     fn is_changed(&self) -> bool {
