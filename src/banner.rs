@@ -103,8 +103,9 @@ fn store(broker: &Broker, report: &OpenReport) -> String {
     if report.log_end > report.log_start {
         let _ = write!(
             text,
-            ", {} queues, {} MiB of log",
+            ", {} queue{}, {} MiB of log",
             report.queues,
+            if report.queues == 1 { "" } else { "s" },
             mib(report)
         );
     } else {

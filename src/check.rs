@@ -12,7 +12,7 @@ use saturnmq_storage::retention::DiskSpace;
 use saturnmq_storage::{format::checkpoint::Checkpoint, lock, trial};
 use serde::Serialize;
 
-use crate::config::Config;
+use crate::config::{Config, Resolved};
 use crate::control::Sockets;
 use crate::host::{self, Facts, Line, Verdict};
 
@@ -49,12 +49,15 @@ impl Report {
 ///
 /// # Errors
 /// A sentence: the directory cannot be tried.
-pub fn run(config: &Config) -> Result<Report, String> {
+pub fn run(resolved: &Resolved) -> Result<Report, String> {
+    let config = &resolved.config;
     let root = config.root();
     let log = config.store.commit_log_path();
     let directory = host::existing(&log)
         .ok_or_else(|| format!("{} and nothing above it exists", log.display()))?;
-    let mut lines = Facts::gather(root).lines();
+    let unknown = resolved.remarks.unknown.iter();
+    let mut lines: Vec<_> = unknown.map(|sentence| unknown_key(sentence)).collect();
+    lines.extend(Facts::gather(root).lines());
     lines.push(network()?);
     let mut sync_histogram = Vec::new();
     match trial::plan(&directory, config.store.commit_log_file_size) {
@@ -80,6 +83,11 @@ pub fn run(config: &Config) -> Result<Report, String> {
         lines,
         sync_histogram,
     })
+}
+
+fn unknown_key(sentence: &str) -> Line {
+    let mend = "correct the key, or take the line out";
+    Line::mend("configuration", Verdict::Limited, sentence.to_owned(), mend)
 }
 
 fn network() -> Result<Line, String> {

@@ -18,8 +18,37 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::sync::Notify;
 
-/// Longest pause between two writes of a busy file.
-const PAUSE_MAX: Duration = Duration::from_millis(50);
+/// Time of writing that may be spent in a row before the executor rests: the first changes after a
+/// quiet time are written at once.
+const BURST: Duration = Duration::from_millis(50);
+/// Longest rest between two writes.
+const REST_MAX: Duration = Duration::from_millis(50);
+
+/// Keeps half of the time free of writes, so that what changes meanwhile is one write.
+#[derive(Debug)]
+struct Rests {
+    /// Time spent writing, less the time since then.
+    spent: Duration,
+    since: Instant,
+}
+
+impl Rests {
+    fn new(now: Instant) -> Self {
+        Self {
+            spent: Duration::ZERO,
+            since: now,
+        }
+    }
+
+    /// How long to rest after a write that began at `begun` and ended `now`.
+    fn after(&mut self, begun: Instant, now: Instant) -> Duration {
+        let free = begun.saturating_duration_since(self.since);
+        let took = now.saturating_duration_since(begun);
+        self.since = now;
+        self.spent = self.spent.saturating_sub(free) + took.min(REST_MAX);
+        self.spent.saturating_sub(BURST)
+    }
+}
 
 /// A state file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -264,6 +293,7 @@ impl Persist {
 
     /// Writes changed files until [`Persist::stop`]; runs on the control thread's runtime.
     pub async fn run(self: Arc<Self>, source: Arc<dyn StateSource>) {
+        let mut rests = Rests::new(Instant::now());
         while !self.stopping.load(Ordering::Acquire) {
             self.work.notified().await;
             for file in File::ALL {
@@ -280,8 +310,10 @@ impl Persist {
                     let problem = io::Error::other("an internal error");
                     let _reported = self.settle(file, version, Err(problem));
                 }
-                // Leaves as much time free as the write took: what changes meanwhile is one write.
-                tokio::time::sleep(begun.elapsed().min(PAUSE_MAX)).await;
+                let rest = rests.after(begun, Instant::now());
+                if !rest.is_zero() {
+                    tokio::time::sleep(rest).await;
+                }
             }
         }
     }

@@ -123,6 +123,7 @@ fn check_has_a_verdict_for_each_line_and_a_mend_for_what_is_limited() {
         "nameServerPort=0",
         "httpPort=0",
         "bindAddress=127.0.0.1",
+        "lisenPort=10911",
     ];
     let mut arguments = vec!["check", "--json", "--data-dir", root];
     for pair in ports {
@@ -132,6 +133,7 @@ fn check_has_a_verdict_for_each_line_and_a_mend_for_what_is_limited() {
     let report = json(&output);
     let lines = report["lines"].as_array().expect("lines");
     for about in [
+        "configuration",
         "kernel",
         "network",
         "disk",

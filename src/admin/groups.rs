@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::cluster::{Cluster, body};
 use super::table::Table;
-use super::{AdminError, Output};
+use super::{AdminError, Output, counted};
 use crate::names;
 
 /// What is shown of a group: whether it may consume, retries, connected members.
@@ -133,11 +133,14 @@ pub fn progress(cluster: &mut Cluster, group: &str, to: &mut Output<'_>) -> Resu
         }));
     }
     if rows.is_empty() {
-        let sentence = format!("{group} has not consumed anything; {online} members are connected");
+        let members = counted(online, "member");
+        let sentence = format!("{group} has not consumed anything; connected: {members}");
         return to.line(&sentence);
     }
     table.write(to)?;
     to.line(&format!(
-        "{lag} messages behind, {online} members connected"
+        "{} behind, {} connected",
+        counted(lag, "message"),
+        counted(online, "member")
     ))
 }

@@ -78,6 +78,13 @@ fn response_name(code: i32) -> &'static str {
     response::name(code).unwrap_or("code")
 }
 
+/// A number with its noun, in the plural unless it is one.
+fn counted(count: impl ToString, noun: &str) -> String {
+    let count = count.to_string();
+    let plural = if count == "1" { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
 /// Where results go, and in which form.
 pub struct Output<'a> {
     /// JSON for scripts instead of tables for people.

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::cluster::{Cluster, body, masters_of};
 use super::table::Table;
-use super::{AdminError, Output};
+use super::{AdminError, Output, counted};
 use crate::names;
 
 /// What a topic is to be.
@@ -52,7 +52,8 @@ pub fn create(
         cluster.ask_broker(&address, code, |out| asked.encode_fields(out), &[])?;
         let (name, queues) = (new.name, new.queues);
         to.line(&format!(
-            "{name} with {queues} queues on {broker} ({address})"
+            "{name} with {} on {broker} ({address})",
+            counted(queues, "queue")
         ))?;
         if to.json {
             to.value(&json!({"topic": name, "broker": broker, "address": address}))?;
@@ -172,7 +173,8 @@ pub fn status(cluster: &mut Cluster, topic: &str, to: &mut Output<'_>) -> Result
     }
     table.write(to)?;
     to.line(&format!(
-        "{total} messages, {rate:.1} per second in the last minute"
+        "{}, {rate:.1} per second in the last minute",
+        counted(total, "message")
     ))
 }
 

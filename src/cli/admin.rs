@@ -180,8 +180,8 @@ pub struct SendArgs {
     /// Queue [any].
     #[arg(long, value_name = "N")]
     pub queue: Option<i32>,
-    /// Delay level, from 1.
-    #[arg(long, value_name = "N")]
+    /// Delay level, from 1; brokers take one above their highest for that.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub delay_level: Option<u32>,
     /// Further property; may be given often.
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]

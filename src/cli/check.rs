@@ -55,7 +55,7 @@ pub fn run(args: &CheckArgs) -> ExitCode {
     });
     let report = resolved
         .map_err(|error| error.to_string())
-        .and_then(|resolved| check::run(&resolved.config));
+        .and_then(|resolved| check::run(&resolved));
     let report = match report {
         Ok(report) => report,
         Err(problem) => {

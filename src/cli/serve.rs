@@ -84,7 +84,7 @@ pub enum ServeError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// An address or port.
-    #[error("{0} (key {1})")]
+    #[error("{0}: {option} (key {1})", option = port_option(.1))]
     Bind(#[source] BindError, &'static str),
     /// The choice of engine.
     #[error(transparent)]
@@ -112,6 +112,15 @@ pub enum ServeError {
     /// The stop was not clean.
     #[error("{0}")]
     Stop(String),
+}
+
+/// How another port is chosen for `key`.
+fn port_option(key: &str) -> String {
+    match key {
+        "listenPort" => "--listen ADDRESS:PORT, or --set listenPort=PORT".into(),
+        "nameServerPort" => "--name-server-port PORT".into(),
+        key => format!("--set {key}=PORT"),
+    }
 }
 
 /// Runs the broker until a signal ends it.

@@ -36,7 +36,7 @@ impl Part {
     /// answers an error, is left out.
     pub fn answered(self, reply: &Reply) -> Option<Reply> {
         let sent = (reply.code == SUCCESS)
-            .then(|| fastjson::from_slice::<ConsumerStatusBody>(&reply.body).ok())
+            .then(|| fastjson::from_client::<ConsumerStatusBody>(&reply.body).ok())
             .flatten();
         let gathered = self.gathered.lock();
         let mut gathered = gathered.unwrap_or_else(PoisonError::into_inner);

@@ -20,7 +20,7 @@ use crate::state_members::Expected;
 pub const FORBIDDEN_READ: i32 = 1 << 2;
 
 fn body(request: &Request<'_>) -> Result<Value, Reply> {
-    fastjson::parse(request.command.body)
+    fastjson::from_client(request.command.body)
         .map_err(|error| Reply::error(SYSTEM_ERROR, error.to_string()))
 }
 

@@ -135,7 +135,7 @@ fn wanted(broker: &Broker, request: &Request<'_>) -> Result<TopicConfig, Reply> 
 
 /// 18: makes or alters several topics, all or none.
 pub fn create_list(broker: &Broker, request: &Request<'_>) -> Answer {
-    let list: wire::TopicConfigList = match fastjson::from_slice(request.command.body) {
+    let list: wire::TopicConfigList = match fastjson::from_client(request.command.body) {
         Ok(list) => list,
         Err(error) => return Reply::error(SYSTEM_ERROR, error.to_string()).into(),
     };

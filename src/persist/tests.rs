@@ -224,3 +224,27 @@ fn damage_falls_back_to_the_backup_and_then_refuses() {
     let error = persist.load(File::Topics, utf8).expect_err("damaged");
     assert!(error.to_string().contains("topics.json"), "{error}");
 }
+
+#[test]
+fn half_of_the_time_stays_free_of_writes_once_a_burst_is_over() {
+    let ms = Duration::from_millis;
+    let mut now = Instant::now();
+    let mut rests = Rests::new(now);
+    let mut write = |took, now: &mut Instant| {
+        let begun = *now;
+        *now += took;
+        let rest = rests.after(begun, *now);
+        *now += rest;
+        rest
+    };
+    for _ in 0..5 {
+        assert_eq!(write(ms(10), &mut now), ms(0));
+    }
+    for _ in 0..5 {
+        assert_eq!(write(ms(10), &mut now), ms(10));
+    }
+    // A disk that hangs holds the next change up by no more than the longest rest.
+    assert_eq!(write(ms(5000), &mut now), REST_MAX);
+    now += ms(100);
+    assert_eq!(write(ms(10), &mut now), ms(0));
+}

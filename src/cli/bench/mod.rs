@@ -27,7 +27,7 @@ Examples:
       the highest rate at which 99 of 100 sends are answered within 10 ms
   saturnmq bench produce --closed --topics 100 --count 1000000 --json
       a million messages over 100 topics, for scripts
-  saturnmq bench drain --topic saturnmq_bench --pid $(pidof saturnmq)
+  saturnmq bench drain --topic saturnmq_bench --pid $(pidof -s saturnmq)
       what the topic holds, with the broker's CPU time, memory and writes
   saturnmq bench end-to-end --rate 1000 --hlog latencies.hlog --report out.html
       from the moment a message is due to its receipt by a waiting consumer

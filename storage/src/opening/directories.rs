@@ -1,7 +1,8 @@
 //! The directories of a store.
 
-use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 use crate::error::{FileError, OpenError};
 use crate::layout::Layout;
@@ -14,15 +15,24 @@ pub(crate) fn make_directories(layout: &Layout) -> Result<(), OpenError> {
         layout.consume_queues(),
         layout.index(),
     ];
-    for path in directories {
-        make_directory(&path)?;
+    // One sync for the names of all of them: a start waits for each.
+    let mut parents = BTreeSet::new();
+    for path in &directories {
+        parents.extend(make(path)?);
     }
-    Ok(())
+    sync(&parents)
 }
 
 /// Creates one directory, durably, and sees that this user can write to it.
 pub(crate) fn make_directory(path: &Path) -> Result<(), OpenError> {
-    let made = make_durably(path).and_then(|()| {
+    sync(&make(path)?)
+}
+
+/// Creates a directory with those above it and sees that this user can write to it; returns the
+/// directories whose names changed.
+fn make(path: &Path) -> Result<BTreeSet<PathBuf>, OpenError> {
+    let missing = path.ancestors().take_while(|path| !path.is_dir()).count();
+    let made = medium::make_directories(path).and_then(|()| {
         use nix::unistd::{AccessFlags, access};
         Ok(access(path, AccessFlags::W_OK | AccessFlags::X_OK)?)
     });
@@ -32,13 +42,14 @@ pub(crate) fn make_directory(path: &Path) -> Result<(), OpenError> {
             source,
         },
         _ => FileError::at("create", path)(source).into(),
-    })
+    })?;
+    let parents = path.ancestors().skip(1).take(missing);
+    Ok(parents.map(Path::to_path_buf).collect())
 }
 
-/// Creates a directory with those above it; the names of all that were missing are synced.
-fn make_durably(path: &Path) -> io::Result<()> {
-    let missing = path.ancestors().take_while(|path| !path.is_dir()).count();
-    medium::make_directories(path)?;
-    let parents = path.ancestors().skip(1).take(missing);
-    parents.into_iter().try_for_each(medium::sync_directory)
+fn sync(directories: &BTreeSet<PathBuf>) -> Result<(), OpenError> {
+    for path in directories {
+        medium::sync_directory(path).map_err(FileError::at("sync", path))?;
+    }
+    Ok(())
 }
