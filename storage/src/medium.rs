@@ -29,6 +29,8 @@ pub(crate) enum Request<'a> {
     Remove(&'a Path),
     /// A file gets another name, which may be another file's until then.
     Rename(&'a Path, &'a Path),
+    /// Two files get each other's names.
+    Exchange(&'a Path, &'a Path),
     /// Space is wanted for a file that may have no name.
     Allocate,
     /// Space is wanted for a page of a mapped file.
@@ -118,6 +120,15 @@ pub(crate) fn remove_directory(path: &Path) -> io::Result<()> {
 /// Gives a file another name, in place of the file that has it.
 pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     perform(Request::Rename(from, to), || std::fs::rename(from, to))
+}
+
+/// Gives two files each other's names, at once; an error where one is missing or the filesystem
+/// cannot.
+pub(crate) fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    perform(Request::Exchange(one, other), || {
+        Ok(renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)?)
+    })
 }
 
 /// Runs what asks for a file's space.
@@ -227,9 +238,57 @@ mod tests {
             let result = ResumePoint::default().store(&path);
             listen(None);
             assert_eq!(result.is_ok(), stored);
-            let all = ["Name", "SyncFile", "Rename", "SyncDirectory"];
-            let seen = &notes.borrow().0;
-            assert_eq!(seen[..], all[..if stored { 4 } else { 2 }]);
+            let all = match stored {
+                true => "Name SyncFile Exchange Rename SyncDirectory",
+                false => "Name SyncFile Remove",
+            };
+            assert_eq!(notes.borrow().0.join(" "), all);
+        }
+    }
+
+    #[test]
+    fn a_resume_point_needs_no_new_room_where_there_were_two() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("saturnmq.resume");
+        let store = |log_offset| {
+            let notes = Rc::new(RefCell::new(Notes(Vec::new(), "Name")));
+            if log_offset > 2 {
+                listen(Some(notes.clone()));
+            }
+            let point = ResumePoint {
+                log_offset,
+                ..ResumePoint::default()
+            };
+            let stored = point.store(&path);
+            listen(None);
+            stored.unwrap();
+            assert_eq!(ResumePoint::load(&path).unwrap(), Some(point));
+            // Names that are not durable yet may still lead to what is written over.
+            let all = "SyncDirectory SyncFile Exchange SyncDirectory";
+            assert!(log_offset <= 2 || notes.borrow().0.join(" ") == all);
+            std::fs::metadata(&path).unwrap().ino()
+        };
+        let inodes = [1, 2, 3, 4, 5].map(store);
+        assert_eq!(inodes[1..3], inodes[3..5]);
+    }
+
+    #[test]
+    fn a_file_whose_sync_failed_is_not_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("saturnmq.resume");
+        for _ in 0..2 {
+            ResumePoint::default().store(&path).unwrap();
+        }
+        for refused in ["SyncFile", "SyncDirectory"] {
+            listen(Some(Rc::new(RefCell::new(Notes(Vec::new(), refused)))));
+            let failed = ResumePoint::default().store(&path);
+            listen(None);
+            failed.unwrap_err();
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+            assert!(ResumePoint::load(&path).unwrap().is_some());
+            ResumePoint::default().store(&path).unwrap();
+            ResumePoint::default().store(&path).unwrap();
         }
     }
 }

@@ -3,8 +3,10 @@
 //! Recovery after a crash takes queues and index back to the resume point's log offset and
 //! dispatches the log again from there. The file also keeps each queue's next offset, which
 //! expired records would otherwise take with them. It is replaced whole: after a crash either
-//! the old or the new one is there, and a damaged one counts as none. Apache RocketMQ does not
-//! look at it; a store that Apache has written to since is recognised by the log offset.
+//! the old or the new one is there, and a damaged one counts as none. The old one stays beside it
+//! and is written over next time, so that a full disk does not stop retention, which needs resume
+//! points to free space. Apache RocketMQ does not look at it; a store that Apache has written to
+//! since is recognised by the log offset.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -113,15 +115,19 @@ impl ResumePoint {
         let temporary = path.with_extension("resume.tmp");
         let parent = path.parent().unwrap_or(Path::new("."));
         let write = || {
-            let mut file = medium::name(&temporary, || File::create(&temporary))?;
-            file.write_all(&self.encode())?;
-            medium::sync_file(&file)?;
-            medium::rename(&temporary, path)?;
+            write_beside(&temporary, parent, &self.encode())?;
+            // No such pair yet, or no such call on this filesystem: the old one is given up.
+            medium::exchange(&temporary, path).or_else(|_| medium::rename(&temporary, path))?;
             medium::sync_directory(parent)
         };
-        write().map_err(|source| ResumeError::File {
-            path: path.into(),
-            source,
+        write().map_err(|source| {
+            // What is in doubt is not written over. Where it cannot be removed, the next try fails
+            // as well.
+            let _ = medium::remove_file(&temporary);
+            ResumeError::File {
+                path: path.into(),
+                source,
+            }
         })
     }
 
@@ -219,6 +225,25 @@ impl ResumePoint {
     }
 }
 
+/// Makes `bytes` what the file at `temporary` holds, durably: in the place of what it holds
+/// already, if there is one.
+fn write_beside(temporary: &Path, parent: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = match File::options().write(true).open(temporary) {
+        Ok(file) => {
+            // As long as names are not durable, it may be the resume point of after a crash.
+            medium::sync_directory(parent)?;
+            file
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            medium::name(temporary, || File::create(temporary))?
+        }
+        Err(error) => return Err(error),
+    };
+    file.write_all(bytes)?;
+    file.set_len(bytes.len() as u64)?;
+    medium::sync_file(&file)
+}
+
 fn put_text(out: &mut Vec<u8>, text: &str) {
     // Topics and file names are at most 255 bytes; more could not be read back.
     let bytes = &text.as_bytes()[..text.len().min(usize::from(u16::MAX))];
@@ -293,8 +318,8 @@ mod tests {
             point.store(&path).unwrap();
             assert_eq!(ResumePoint::load(&path).unwrap(), Some(point));
         }
-        let names: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
-        assert_eq!(names.len(), 1, "no temporary file is left");
+        let names = fs::read_dir(dir.path()).unwrap();
+        assert_eq!(names.count(), 2, "itself and the one before");
     }
 
     #[test]

@@ -37,13 +37,14 @@ enum Change {
     Put(PathBuf, Node),
     Remove(PathBuf),
     Rename(PathBuf, PathBuf, Node),
+    Exchange((PathBuf, Node), (PathBuf, Node)),
 }
 
 impl Change {
     fn is_in(&self, directory: &Path) -> bool {
         match self {
             Change::Put(path, _) | Change::Remove(path) => path.parent() == Some(directory),
-            Change::Rename(from, to, _) => {
+            Change::Rename(from, to, _) | Change::Exchange((from, _), (to, _)) => {
                 from.parent() == Some(directory) || to.parent() == Some(directory)
             }
         }
@@ -56,6 +57,10 @@ impl Change {
             }
             Change::Remove(path) => {
                 names.remove(path);
+            }
+            Change::Exchange((one, node), (other, other_node)) => {
+                names.insert(one.clone(), *other_node);
+                names.insert(other.clone(), *node);
             }
             Change::Rename(from, to, node) => {
                 names.remove(from);
@@ -474,6 +479,14 @@ impl State {
                     self.change(Change::Rename(from.to_path_buf(), to.to_path_buf(), node));
                 }
             }
+            Request::Exchange(one, other) => {
+                let nodes = (self.names.get(one), self.names.get(other));
+                if let (Some(node), Some(other_node)) = nodes {
+                    let one = (one.to_path_buf(), *node);
+                    let other = (other.to_path_buf(), *other_node);
+                    self.change(Change::Exchange(one, other));
+                }
+            }
             Request::ForgetCached(path) => {
                 let number = self.inode_at(path)?;
                 let inode = self.get(number)?;
@@ -499,6 +512,7 @@ impl State {
             | Request::MakeDirectories(path)
             | Request::Remove(path)
             | Request::Rename(_, path)
+            | Request::Exchange(_, path)
             | Request::Populate(path)
             | Request::ForgetCached(path) => self.shown(path).to_string(),
         };

@@ -283,11 +283,16 @@ impl Filesystem for Mounted {
     ) {
         let result = self.operate(Operation::Naming, parent.0, |power| {
             let number = power.disk.look_up(parent.0, name).ok_or(libc::ENOENT)?;
-            let taken = power.disk.look_up(new_parent.0, new_name).is_some();
+            let taken = power.disk.look_up(new_parent.0, new_name);
             if flags.contains(RenameFlags::RENAME_EXCHANGE) {
-                return Err(libc::EINVAL);
+                let other = taken.ok_or(libc::ENOENT)?;
+                power.disk.name(vec![
+                    (parent.0, name.to_owned(), Some(other)),
+                    (new_parent.0, new_name.to_owned(), Some(number)),
+                ]);
+                return Ok(());
             }
-            if taken && flags.contains(RenameFlags::RENAME_NOREPLACE) {
+            if taken.is_some() && flags.contains(RenameFlags::RENAME_NOREPLACE) {
                 return Err(libc::EEXIST);
             }
             power.disk.name(vec![
