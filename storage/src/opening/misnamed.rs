@@ -3,8 +3,11 @@
 use crate::error::OpenError;
 use crate::format::record::{Decoded, Record, decode};
 use crate::layout::{LayoutError, file_name};
-use crate::log_window::{LogWindow, WindowLimits};
+use crate::log_window::{LOOK_BYTES, LogWindow, WindowLimits};
 use crate::recovery::record_bytes;
+
+/// Where in a record its log offset stands (docs/format.md, Record).
+const PLACE: std::ops::Range<usize> = 28..36;
 
 /// Refuses log files of which a renaming is all that is wrong: their first records belong to the
 /// beginning of a file that is missing or has the wrong name too. A copy under another name hides
@@ -38,6 +41,12 @@ pub(super) fn check_names(window: &mut LogWindow, bases: &[u64]) -> Result<(), O
 /// it is another one: a single place has no checksum.
 fn belongs_to(window: &mut LogWindow, base: u64) -> Result<Option<u64>, OpenError> {
     let size = window.file_size();
+    // As a rule one small look at each file is all.
+    let head = window.bytes(base, PLACE.end, WindowLimits::QUIET, LOOK_BYTES)?;
+    let place = head.and_then(|head| head.get(PLACE));
+    if place.is_none_or(|place| place == base.to_be_bytes()) {
+        return Ok(None);
+    }
     let mut record_at = |at: u64| {
         let bytes = record_bytes(window, WindowLimits::QUIET, at, base + size)?;
         Ok::<_, OpenError>(match decode(bytes) {
