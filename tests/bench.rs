@@ -371,6 +371,31 @@ fn messages_of_every_shape_are_sent_and_arrive() {
 }
 
 #[test]
+fn compressed_messages_are_sent_and_arrive_as_they_were() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let shape = ["--size", "9000", "--count", "100", "--rate", "1000"];
+    for method in ["zlib", "lz4", "zstd"] {
+        let more = ["--warm-up", "0", "--topic", method, "--compress", method];
+        for load in ["produce", "end-to-end", "transaction"] {
+            let report = good(&bench(&running, &[&[load][..], &shape, &more].concat()));
+            assert_eq!(report["messages"], 100, "{load} {method}");
+            let options = report["options"].as_str().expect("options");
+            assert!(options.contains(&format!("{method} compressed")));
+        }
+        let report = good(&bench(&running, &["drain", "--topic", method]));
+        assert_eq!(report["messages"], 300);
+    }
+    for wrong in [
+        &["--compress", "snappy"][..],
+        &["--compress", "lz4", "--batch", "2"],
+    ] {
+        let output = bench(&running, &[&["produce"], wrong].concat());
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
 fn a_broker_that_drops_or_doubles_a_message_fails_the_run() {
     let dir = directory();
     let running = Running::start(dir.path(), &[]);

@@ -7,6 +7,8 @@ use std::str::FromStr;
 use saturnmq_net::codes::request;
 use saturnmq_storage::format::batch::{BatchItem, push_item};
 
+use super::BenchError;
+use super::packing::Method;
 use super::payload::{Filling, Stamp};
 
 /// Largest body, in bytes: Apache's own limit.
@@ -150,6 +152,8 @@ pub struct Shape {
     pub unique_key: bool,
     /// Messages of one send.
     pub batch: u16,
+    /// How bodies are compressed.
+    pub compress: Option<Method>,
     /// What is special about them.
     pub kind: Kind,
 }
@@ -161,6 +165,7 @@ pub struct Composer {
     /// What unique keys begin with.
     origin: u64,
     filled: Vec<u8>,
+    packed: Vec<u8>,
     batch: Vec<u8>,
     properties: String,
 }
@@ -173,7 +178,7 @@ pub struct Composed<'a> {
     pub body: &'a [u8],
     /// Properties of the request.
     pub properties: &'a str,
-    /// Bytes of the bodies of its messages.
+    /// Bytes of the bodies of its messages, as they are sent.
     pub bytes: u64,
 }
 
@@ -186,21 +191,31 @@ impl Composer {
             random: fastrand::Rng::with_seed(seed ^ (u64::from(producer) << 32)),
             origin: run.rotate_left(20) ^ u64::from(producer),
             filled: Filling::default().up_to(largest)[..largest].to_vec(),
+            packed: Vec::new(),
             batch: Vec::new(),
             properties: String::new(),
         }
     }
 
     /// Makes a send of one message, or of a batch of messages that follow each other.
-    pub fn compose(&mut self, stamp: Stamp) -> Composed<'_> {
+    ///
+    /// # Errors
+    /// [`BenchError::System`] when a body cannot be compressed.
+    pub fn compose(&mut self, stamp: Stamp) -> Result<Composed<'_>, BenchError> {
         if self.shape.batch == 1 {
             let size = self.one(stamp);
-            return Composed {
+            let mut body = &self.filled[..size];
+            if let Some(method) = self.shape.compress {
+                let packed = method.pack(body, &mut self.packed);
+                packed.map_err(|error| BenchError::System(format!("{method}: {error}")))?;
+                body = &self.packed;
+            }
+            return Ok(Composed {
                 code: request::SEND_MESSAGE_V2,
-                body: &self.filled[..size],
+                body,
                 properties: &self.properties,
-                bytes: size as u64,
-            };
+                bytes: body.len() as u64,
+            });
         }
         self.batch.clear();
         let mut bytes = 0;
@@ -215,12 +230,12 @@ impl Composer {
             };
             push_item(&mut self.batch, &item);
         }
-        Composed {
+        Ok(Composed {
             code: request::SEND_BATCH_MESSAGE,
             body: &self.batch,
             properties: "WAIT\u{1}true\u{2}",
             bytes,
-        }
+        })
     }
 
     /// Body and properties of one message; the body's size.
@@ -300,6 +315,7 @@ mod tests {
             properties: 2,
             unique_key: true,
             batch: 1,
+            compress: None,
             kind: Kind::Plain,
         }
     }
@@ -329,7 +345,7 @@ mod tests {
         let (mut small, mut large) = (0, 0);
         for sequence in 0..1000 {
             let [one, other] = composers.each_mut().map(|composer| {
-                let made = composer.compose(stamp(sequence));
+                let made = composer.compose(stamp(sequence)).unwrap();
                 (made.body.to_vec(), made.properties.to_owned())
             });
             assert_eq!(one, other);
@@ -354,7 +370,7 @@ mod tests {
             ..shape()
         };
         let mut composer = Composer::new(&shape, 1, 2, 3);
-        let made = composer.compose(stamp(70));
+        let made = composer.compose(stamp(70)).unwrap();
         let mut filling = Filling::default();
         let mut bytes = 0;
         for (number, item) in BatchItems::new(made.body).enumerate() {

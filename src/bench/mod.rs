@@ -20,6 +20,7 @@ pub mod idle;
 pub mod knee;
 pub mod message;
 pub mod monitor;
+pub mod packing;
 pub mod page;
 pub mod payload;
 pub mod pin;
@@ -67,6 +68,12 @@ pub fn now_ms() -> i64 {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// A number of things: `1 message`, `2 messages`.
+pub fn counted(number: u64, thing: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{ending}")
 }
 
 /// Microseconds as people read them.

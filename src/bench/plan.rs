@@ -128,6 +128,12 @@ impl Plan {
         let mut text = format!("{} bytes", shape.sizes);
         let parts = [
             (shape.batch > 1, format!("batches of {}", shape.batch)),
+            (
+                shape.compress.is_some(),
+                shape
+                    .compress
+                    .map_or_else(String::new, |m| format!("{m} compressed")),
+            ),
             (shape.keys > 0, format!("{} keys", shape.keys)),
             (shape.unique_key, "unique keys".to_owned()),
             (shape.tags > 0, format!("{} tags", shape.tags)),

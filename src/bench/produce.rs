@@ -19,6 +19,7 @@ use super::faults::Faults;
 use super::flights::{Flights, Sent};
 use super::message::{Composer, Kind, PRODUCER_GROUP};
 use super::monitor::Monitor;
+use super::packing::Method;
 use super::payload::{Numbers, Stamp};
 use super::plan::{Pace, Plan, Run, Schedule};
 use super::recorder::{Measured, Recorder, Series};
@@ -149,6 +150,7 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
         report.faults = all.faults.clone();
         report.judge_client(all.busiest);
         report.judge_pace(plan.pace, &run, all.last);
+        report.slowest_interval(plan);
         if let Some(before) = before {
             before.check(run.id, &all, &mut monitor, &mut report)?;
         }
@@ -346,8 +348,9 @@ impl<'a> Producer<'a> {
             producer: u32::try_from(self.index).unwrap_or(u32::MAX),
             sequence: self.sequence,
             intended_ns: self.run.clock.ns(since),
-        });
+        })?;
         let queue = self.next_queue % route.queues;
+        let packed = shape.compress.map_or(0, Method::sys_flag);
         let is_prepared = matches!(shape.kind, Kind::Transaction { .. });
         let send = SendRequest {
             producer_group: PRODUCER_GROUP,
@@ -355,7 +358,7 @@ impl<'a> Producer<'a> {
             default_topic: TEMPLATE,
             default_topic_queue_nums: route.queues,
             queue_id: queue,
-            sys_flag: if is_prepared { PREPARED } else { 0 },
+            sys_flag: packed | if is_prepared { PREPARED } else { 0 },
             born_timestamp: now_ms(),
             properties: made.properties,
             batch: shape.batch > 1,

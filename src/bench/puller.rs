@@ -10,6 +10,7 @@ use saturnmq_net::messages::pull::{PULL_SUBSCRIPTION, PULL_SUSPEND, PullRequest,
 use saturnmq_storage::format::record::Record;
 
 use super::faults::Faults;
+use super::packing::Method;
 use super::payload::{Content, Filling};
 use super::{ANSWER_TIMEOUT, BenchError};
 
@@ -63,6 +64,7 @@ pub struct Puller {
     batch: i32,
     wait: Duration,
     filling: Filling,
+    unpacked: Vec<u8>,
     /// What the broker did wrong.
     pub faults: Faults,
 }
@@ -126,6 +128,7 @@ impl Puller {
             batch,
             wait,
             filling: Filling::default(),
+            unpacked: Vec::new(),
             faults: Faults::default(),
         }
     }
@@ -216,9 +219,10 @@ impl Puller {
             let Some((_, asked)) = queue.asked.take() else {
                 continue;
             };
-            let (filling, faults) = (&mut self.filling, &mut self.faults);
+            let (filling, unpacked) = (&mut self.filling, &mut self.unpacked);
+            let faults = &mut self.faults;
             let mut checked = |record: &Record<'_>, faults: &mut Faults| {
-                let content = filling.check(record.body());
+                let content = content_of(record, filling, unpacked);
                 if record.check_body().is_err() || content == Content::Damaged {
                     faults.count("damaged body");
                 }
@@ -227,6 +231,17 @@ impl Puller {
             take(queue, &command, faults, &mut checked)?;
             return Ok(Some(asked));
         }
+    }
+}
+
+/// What a message carries, unpacked if it was compressed.
+fn content_of(record: &Record<'_>, filling: &mut Filling, unpacked: &mut Vec<u8>) -> Content {
+    match Method::of(record.sys_flag()) {
+        None => filling.check(record.body()),
+        Some(method) => match method.unpack(record.body(), unpacked) {
+            Ok(()) => filling.check(unpacked),
+            Err(_) => Content::Damaged,
+        },
     }
 }
 

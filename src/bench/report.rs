@@ -69,6 +69,8 @@ pub struct Report {
     pub per_second: f64,
     /// Latency percentiles in microseconds: 50, 90, 99, 99.9, 99.99 and the maximum.
     pub latency_us: [u64; 6],
+    /// Mean latency in microseconds.
+    pub mean_us: f64,
     /// What it cost.
     #[serde(flatten)]
     pub cost: Cost,
@@ -109,6 +111,7 @@ impl Report {
             seconds: seen.seconds,
             per_second: total.messages as f64 / seen.seconds,
             latency_us: total.latencies.percentiles(),
+            mean_us: total.latencies.histogram().mean(),
             cost,
             faults: Faults::default(),
             checked: "the answers to the sends".to_owned(),
@@ -145,7 +148,7 @@ impl Report {
                 "other processes kept {others:.2} of {cpus} CPUs busy: the numbers are theirs, too"
             ));
         }
-        if busy > FULL_MACHINE && client > 0.25 * broker {
+        if busy > FULL_MACHINE && client > f64::max(0.25 * broker, 0.1 * cpus as f64) {
             self.warnings.push(format!(
                 "the machine was {:.0} % busy, with {client:.2} CPUs for the load generator: a \
                  broker alone on it would do better",
@@ -168,6 +171,20 @@ impl Report {
              came {:.1} s after the end",
             late.as_secs_f64()
         ));
+    }
+
+    /// Adds the slowest whole interval of an open loop, as a share of the rate that was asked for.
+    pub fn slowest_interval(&mut self, plan: &Plan) {
+        let Pace::Open { rate } = plan.pace else {
+            return;
+        };
+        let length = plan.watch.interval.as_secs_f64();
+        let whole = |sample: &&Sample| sample.at >= 0.0 && sample.at + length <= self.seconds;
+        let rates = self.series.iter().filter(whole).map(|s| s.per_second);
+        if let Some(slowest) = rates.reduce(f64::min) {
+            let name = "slowest interval, of the rate".to_owned();
+            self.details.push((name, slowest / rate));
+        }
     }
 
     /// The report on one line.

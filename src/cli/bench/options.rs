@@ -8,6 +8,7 @@ use saturnmq_net::frame::Codec;
 
 use crate::bench::environment::Environment;
 use crate::bench::message::{Kind, Shape, Sizes};
+use crate::bench::packing::Method;
 use crate::bench::pin::{self, Pin};
 use crate::bench::plan::{Pace, Plan, Target, Watch};
 use crate::bench::report::Report;
@@ -155,6 +156,9 @@ pub struct SendArgs {
         value_parser = clap::value_parser!(u16).range(1..=1024)
     )]
     pub batch: u16,
+    /// Compress bodies, as Apache's clients do those over 4 KiB: zlib, lz4 or zstd.
+    #[arg(long, value_name = "METHOD", conflicts_with = "batch")]
+    pub compress: Option<Method>,
     /// Open loop: messages per second, of all connections together, whatever the broker does.
     #[arg(
         long,
@@ -227,6 +231,7 @@ impl RunArgs {
                 properties: 0,
                 unique_key: false,
                 batch: 1,
+                compress: None,
                 kind: Kind::Plain,
             },
             pace: Pace::Closed { in_flight: 1 },
@@ -293,6 +298,7 @@ impl SendArgs {
             properties: self.properties,
             unique_key: self.unique_key,
             batch: self.batch,
+            compress: self.compress,
             kind: Kind::Plain,
         };
         plan.pace = if self.closed || self.in_flight.is_some() {
