@@ -2,39 +2,53 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use serde::Serialize;
 
 use super::plots::grouped;
 use super::report::Report;
-use super::{BenchError, page};
+use super::{BenchError, counted, page};
 
-/// A number that reports have: its name, and where it is.
-type Metric = (&'static str, fn(&Report) -> Option<f64>);
+/// A number that reports have: its name, whether more of it is better, and where it is.
+type Metric = (&'static str, bool, fn(&Report) -> Option<f64>);
 
-const METRICS: [Metric; 14] = [
-    ("messages/s", |report| Some(report.per_second)),
-    ("p50 us", |report| latency(report, 0)),
-    ("p90 us", |report| latency(report, 1)),
-    ("p99 us", |report| latency(report, 2)),
-    ("p99.9 us", |report| latency(report, 3)),
-    ("p99.99 us", |report| latency(report, 4)),
-    ("max us", |report| latency(report, 5)),
-    ("broker CPU us/message", |report| report.cost.broker_cpu_us),
-    ("written per byte", |report| {
+const METRICS: [Metric; 17] = [
+    ("messages/s", true, |report| Some(report.per_second)),
+    ("p50 us", false, |report| latency(report, 0)),
+    ("p90 us", false, |report| latency(report, 1)),
+    ("p99 us", false, |report| latency(report, 2)),
+    ("p99.9 us", false, |report| latency(report, 3)),
+    ("p99.99 us", false, |report| latency(report, 4)),
+    ("max us", false, |report| latency(report, 5)),
+    ("p99.9, times the mean", false, |report| {
+        Some(latency(report, 3)? / report.mean_us.max(1e-9))
+    }),
+    ("broker CPU us/message", false, |report| {
+        report.cost.broker_cpu_us
+    }),
+    ("written per byte", false, |report| {
         report.cost.broker_written_per_byte
     }),
-    ("broker sleeps/message", |report| {
+    ("broker sleeps/message", false, |report| {
         report.cost.broker_switches
     }),
-    ("broker anonymous MiB", |report| {
+    ("broker preempted/message", false, |report| {
+        report.cost.broker_preempted
+    }),
+    ("broker anonymous MiB", false, |report| {
         mib(report.cost.broker_anonymous_bytes)
     }),
-    ("broker mapped MiB", |report| {
+    ("broker mapped MiB", false, |report| {
         mib(report.cost.broker_file_bytes)
     }),
-    ("client CPU us/message", |report| report.cost.client_cpu_us),
-    ("faults", |report| {
+    ("broker peak RSS MiB", false, |report| {
+        mib(report.cost.broker_peak_bytes)
+    }),
+    ("client CPU us/message", false, |report| {
+        report.cost.client_cpu_us
+    }),
+    ("faults", false, |report| {
         let faults = report.faults.total();
         (faults > 0).then_some(faults as f64)
     }),
@@ -99,11 +113,74 @@ pub struct Runs {
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
     /// What it is.
-    pub name: &'static str,
+    pub name: String,
     /// By file.
     pub values: Vec<Option<Spread>>,
-    /// By file from the second on: how many times that of the first file, run by run.
+    /// By file from the second on: how many times that of the first file, run by run. Against the
+    /// best: only of the last file.
     pub ratios: Vec<Option<Spread>>,
+    /// What it should be, and whether it is; nothing when no target names it.
+    pub targets: Vec<(String, Option<bool>)>,
+}
+
+/// What ratios are to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Base {
+    /// The first file.
+    First,
+    /// The better of all files but the last, in each number and round; only the last is judged.
+    Best,
+}
+
+/// What a number of the last file should be: `messages/s>=18x` (a ratio) or `max us<=900`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wanted {
+    name: String,
+    at_least: bool,
+    number: f64,
+    is_ratio: bool,
+}
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("\"{text}\" is not NAME>=NUMBER, NAME<=NUMBER or such a NUMBERx");
+        let (name, number, at_least) = match (text.split_once(">="), text.split_once("<=")) {
+            (Some((name, number)), None) => (name, number, true),
+            (None, Some((name, number))) => (name, number, false),
+            _ => return Err(wrong()),
+        };
+        let ratio = number.strip_suffix('x');
+        let parsed = ratio.unwrap_or(number).parse::<f64>();
+        Ok(Self {
+            name: name.to_owned(),
+            at_least,
+            number: parsed.map_err(|_| wrong())?,
+            is_ratio: ratio.is_some(),
+        })
+    }
+}
+
+impl Wanted {
+    /// What is wanted, and whether it came: judged by the median.
+    fn judge(&self, value: Option<Spread>, ratio: Option<Spread>) -> (String, Option<bool>) {
+        let sign = if self.at_least { ">=" } else { "<=" };
+        let (unit, is) = if self.is_ratio {
+            ("x", ratio)
+        } else {
+            ("", value)
+        };
+        let met = is.map(|is| {
+            if self.at_least {
+                is.median >= self.number
+            } else {
+                is.median <= self.number
+            }
+        });
+        let shown = (self.number * 1e4).round() / 1e4;
+        (format!("{sign} {shown}{unit}"), met)
+    }
 }
 
 /// Reads the reports of a file: JSON objects one after the other.
@@ -127,44 +204,88 @@ pub fn read(path: &Path) -> Result<Runs, BenchError> {
     })
 }
 
-/// Compares the runs of each file with those of the first: the n-th with the n-th, since machines
-/// drift.
-pub fn rows(files: &[Runs]) -> Vec<Row> {
+/// Compares the runs of each file with those of the base: the n-th with the n-th, since machines
+/// drift. The details of the last file's load come behind the numbers that all loads have.
+pub fn rows(files: &[Runs], base: Base, wanted: &[Wanted]) -> Vec<Row> {
     let mut rows = Vec::new();
-    for (name, get) in METRICS {
-        let spread = |runs: &Runs| Spread::of(runs.reports.iter().filter_map(get).collect());
-        let values: Vec<_> = files.iter().map(spread).collect();
-        if values.iter().all(Option::is_none) {
-            continue;
-        }
-        let ratio = |runs: &Runs| {
-            let pairs = files[0].reports.iter().zip(&runs.reports);
-            let ratios = pairs.filter_map(|(base, other)| {
-                let (base, other) = (get(base)?, get(other)?);
-                (base > 0.0).then(|| other / base)
-            });
-            Spread::of(ratios.collect())
+    for (name, more_is_better, get) in METRICS {
+        rows.extend(row(name, more_is_better, &get, files, base, wanted));
+    }
+    let last = files.last().and_then(|runs| runs.reports.first());
+    for (name, _) in last.iter().flat_map(|report| &report.details) {
+        let get = |report: &Report| {
+            let mut details = report.details.iter();
+            details.find(|(known, _)| known == name).map(|(_, n)| *n)
         };
-        rows.push(Row {
-            name,
-            values,
-            ratios: files[1..].iter().map(ratio).collect(),
-        });
+        rows.extend(row(name, false, &get, files, base, wanted));
     }
     rows
 }
 
+/// One row, unless no report has that number.
+fn row(
+    name: &str,
+    more_is_better: bool,
+    get: &dyn Fn(&Report) -> Option<f64>,
+    files: &[Runs],
+    base: Base,
+    wanted: &[Wanted],
+) -> Option<Row> {
+    let numbers = |runs: &Runs| runs.reports.iter().map(get).collect::<Vec<_>>();
+    let numbers: Vec<_> = files.iter().map(numbers).collect();
+    let spread = |of: &Vec<Option<f64>>| Spread::of(of.iter().flatten().copied().collect());
+    let values: Vec<_> = numbers.iter().map(spread).collect();
+    if values.iter().all(Option::is_none) {
+        return None;
+    }
+    let (bases, judged) = match base {
+        Base::First => numbers.split_at(1),
+        Base::Best => numbers.split_at(numbers.len() - 1),
+    };
+    let base_of = |round: usize| {
+        let of_round = bases.iter().filter_map(|of| *of.get(round)?);
+        let better = |a: f64, b: f64| if more_is_better { a.max(b) } else { a.min(b) };
+        of_round.reduce(better)
+    };
+    let ratio = |of: &Vec<Option<f64>>| {
+        let ratios = of.iter().enumerate().filter_map(|(round, number)| {
+            let base = base_of(round).filter(|base| *base > 0.0)?;
+            Some((*number)? / base)
+        });
+        Spread::of(ratios.collect())
+    };
+    let ratios: Vec<_> = judged.iter().map(ratio).collect();
+    let (value, ratio) = (*values.last()?, ratios.last().copied().flatten());
+    let mine = wanted.iter().filter(|wanted| wanted.name == name);
+    Some(Row {
+        name: name.to_owned(),
+        targets: mine.map(|wanted| wanted.judge(value, ratio)).collect(),
+        values,
+        ratios,
+    })
+}
+
 /// The rows as texts, below a row of headings.
-pub fn table(files: &[Runs], rows: &[Row]) -> Vec<Vec<String>> {
+pub fn table(files: &[Runs], rows: &[Row], base: Base) -> Vec<Vec<String>> {
     let first = &files[0].name;
     let mut heading = vec![String::new()];
-    let runs = |runs: &Runs| format!("{} ({} runs)", runs.name, runs.reports.len());
+    let runs = |runs: &Runs| {
+        let number = runs.reports.len();
+        format!("{} ({})", runs.name, counted(number as u64, "run"))
+    };
     heading.extend(files.iter().map(runs));
-    heading.extend(
-        files[1..]
-            .iter()
-            .map(|runs| format!("{} / {first}", runs.name)),
-    );
+    let last = files.last().map_or("", |runs| &runs.name);
+    match base {
+        Base::First => {
+            let ratio = |runs: &Runs| format!("{} / {first}", runs.name);
+            heading.extend(files[1..].iter().map(ratio));
+        }
+        Base::Best => heading.push(format!("{last} / the better other")),
+    }
+    let has_targets = rows.iter().any(|row| !row.targets.is_empty());
+    if has_targets {
+        heading.push("target".to_owned());
+    }
     let mut lines = vec![heading];
     let number = |value: f64| {
         if value >= 100.0 {
@@ -177,13 +298,22 @@ pub fn table(files: &[Runs], rows: &[Row]) -> Vec<Vec<String>> {
         value.map_or_else(|| "-".to_owned(), |value| value.shown(number))
     };
     for row in rows {
-        let mut line = vec![row.name.to_owned()];
+        let mut line = vec![row.name.clone()];
         line.extend(row.values.iter().map(|value| shown(value, &number)));
         line.extend(
             row.ratios
                 .iter()
                 .map(|ratio| shown(ratio, &|value| format!("{value:.3}"))),
         );
+        let target = |(text, met): &(String, Option<bool>)| match met {
+            Some(true) => format!("{text} met"),
+            Some(false) => format!("{text} MISSED"),
+            None => format!("{text} not measured"),
+        };
+        if has_targets {
+            let targets: Vec<_> = row.targets.iter().map(target).collect();
+            line.push(targets.join("; "));
+        }
         lines.push(line);
     }
     lines
@@ -281,11 +411,11 @@ mod tests {
             runs("a", &[100.0, 50.0, 90.0]),
             runs("b", &[400.0, 200.0, 450.0]),
         ];
-        let rows = rows(&files);
+        let rows = rows(&files, Base::First, &[]);
         assert_eq!(rows.len(), 1, "what no report has is left out");
         let ratio = rows[0].ratios[0].unwrap();
         assert_eq!((ratio.median, ratio.least, ratio.greatest), (4.0, 4.0, 5.0));
-        let text = text(&table(&files, &rows));
+        let text = text(&table(&files, &rows, Base::First));
         assert!(
             text.contains("b / a") && text.contains("4.000 (4.000-5.000)"),
             "{text}"
@@ -295,6 +425,30 @@ mod tests {
             doubts(&[runs("a", &[1.0]), runs("b", &[1.0, 2.0])]).len(),
             1
         );
+    }
+
+    #[test]
+    fn targets_are_judged_against_the_better_of_the_others() {
+        let files = [
+            runs("a", &[100.0, 50.0]),
+            runs("b", &[60.0, 80.0]),
+            runs("ours", &[1000.0, 800.0]),
+        ];
+        let wanted = ["messages/s>=10x", "messages/s<=5", "p50 us<=1x"];
+        let wanted = wanted.map(|text| text.parse().unwrap());
+        let rows = rows(&files, Base::Best, &wanted);
+        assert_eq!(rows[0].ratios.len(), 1);
+        assert_eq!(rows[0].ratios[0].unwrap().median, 10.0);
+        let met: Vec<_> = rows[0].targets.iter().map(|(_, met)| *met).collect();
+        assert_eq!(met, [Some(true), Some(false)]);
+        let text = text(&table(&files, &rows, Base::Best));
+        assert!(
+            text.contains("ours / the better other") && text.contains(">= 10x met; <= 5 MISSED"),
+            "{text}"
+        );
+        for wrong in ["messages/s", "a=5", "a>=b", "a>=1<=2"] {
+            assert!(wrong.parse::<Wanted>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

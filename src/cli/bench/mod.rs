@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
+use crate::bench::compare::{Base, Wanted};
 use crate::bench::end_to_end::Readers;
 use crate::bench::message::Kind;
 use crate::bench::payload::STAMP_BYTES;
@@ -254,9 +255,16 @@ pub struct DelayArgs {
 /// Arguments of `bench compare`.
 #[derive(Debug, Clone, Args)]
 pub struct CompareArgs {
-    /// Files with what --json printed, one or more runs each; ratios are to the first.
-    #[arg(required = true, num_args = 2.., value_name = "FILE")]
+    /// Files with what --json printed, one or more runs each; ratios are to the first, run by run.
+    #[arg(required = true, num_args = 1.., value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Ratios of the last file to the better of the others, in each number and run.
+    #[arg(long)]
+    best: bool,
+    /// What a number of the last file should be: NAME>=NUMBER or NAME<=NUMBER; with an x behind the
+    /// number, its ratio. Such as "messages/s>=18x".
+    #[arg(long, value_name = "TARGET")]
+    target: Vec<Wanted>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -403,8 +411,9 @@ fn check(plan: &Plan) -> Result<(), BenchError> {
 
 fn compared(args: &CompareArgs) -> Result<(), BenchError> {
     let files = compare::read_all(&args.files)?;
-    let rows = compare::rows(&files);
-    let table = compare::table(&files, &rows);
+    let base = if args.best { Base::Best } else { Base::First };
+    let rows = compare::rows(&files, base, &args.target);
+    let table = compare::table(&files, &rows, base);
     if args.json {
         let text = serde_json::to_string(&rows);
         let text = text.map_err(|error| BenchError::System(error.to_string()))?;
