@@ -115,7 +115,6 @@ pub(super) const APACHE_KEYS: &[(&str, Kind, &str)] = &[
     ("enableCalcFilterBitMap", Flag, "false"),
     ("enableCleanExpiredOffset", Flag, "false"),
     ("enableCompaction", Flag, "true"),
-    ("enableConsumeQueueExt", Flag, "false"),
     ("enabledAppendPropCRC", Flag, "false"),
     ("enableDetailStat", Flag, "true"),
     ("enableFastChannelEventProcess", Flag, "false"),

@@ -266,6 +266,7 @@ const KEYS: &[Key] = &[
     only("configManagerVersion", Text, "v1"),
     only("enableLmq", Flag, "false"),
     only("enableMultiDispatch", Flag, "false"),
+    only("enableConsumeQueueExt", Flag, "false"),
     only("isInBrokerContainer", Flag, "false"),
     only("isBrokerContainer", Flag, "false"),
     only("messageStorePlugIn", Text, ""),
