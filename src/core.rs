@@ -71,6 +71,8 @@ pub struct Core {
     cold: Cold<ConnectionId, (ReplySlot, Box<Pull>)>,
     /// Questions to clients of this core.
     asked: Questions,
+    /// The broker stops: no pull is answered with messages any more.
+    pub(crate) leaving: bool,
     /// Frames to handle again that found the append queue full.
     stalled: VecDeque<(ConnectionId, Box<[u8]>)>,
 }
@@ -100,6 +102,7 @@ impl Core {
             elsewhere: 0,
             cold: Cold::default(),
             asked: Questions::default(),
+            leaving: false,
             stalled: VecDeque::new(),
         }
     }
@@ -403,7 +406,8 @@ impl Protocol for Core {
     }
 
     fn leaving(&mut self, io: &mut Outbox) {
-        handler::pull::answer_all(self, io);
+        self.leaving = true;
+        handler::pull::leave(self, io);
     }
 }
 

@@ -53,7 +53,8 @@ pub trait Protocol {
     fn end_of_pass(&mut self);
     /// Asked while stopping: nothing in flight any more?
     fn idle(&self) -> bool;
-    /// Called once while stopping, when no more frames are read: what waits is to be answered now.
+    /// Called when a stop begins, and again when no more frames are read: what waits is to be
+    /// answered now.
     fn leaving(&mut self, io: &mut Outbox);
 }
 

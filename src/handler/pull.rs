@@ -22,7 +22,9 @@ use crate::broker::Broker;
 use crate::config::LiveConfig;
 use crate::core::{Core, write_reply};
 use crate::handler::pull_checks::{missing_topic_remark, pulled_none};
-use crate::handler::{PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, TOPIC_NOT_EXIST};
+use crate::handler::{
+    PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SERVICE_NOT_AVAILABLE, TOPIC_NOT_EXIST,
+};
 use crate::parked::{Parked, ParkedLimits};
 use crate::subscription::{Subscription, Wanted};
 use crate::topics::Topic;
@@ -537,13 +539,26 @@ fn resume(core: &mut Core, index: u32, io: &mut Outbox) {
     }
 }
 
-/// Ends all waits: a client whose pull is never answered asks no more until its time-out.
-pub fn answer_all(core: &mut Core, io: &mut Outbox) {
+/// Ends all waits, because the broker stops. A client whose pull is never answered asks no more
+/// until its time-out, half a minute later; one that is told of messages, or of none, asks again at
+/// once, on the connection that ends. After an error it waits for some seconds.
+pub fn leave(core: &mut Core, io: &mut Outbox) {
     let mut waiting = Vec::new();
     core.pulls.parked.all(&mut waiting);
     for index in waiting {
-        expire(core, index, io);
+        match core.pulls.parked.get(index) {
+            Some((conn, Waiting::Message(pull) | Waiting::Dispatch(pull, _))) => {
+                write_reply(io, conn, pull.to, &stopping());
+                core.pulls.parked.take(index);
+            }
+            _ => expire(core, index, io),
+        }
     }
+}
+
+/// The answer to a pull while the broker stops.
+pub(crate) fn stopping() -> Reply {
+    Reply::error(SERVICE_NOT_AVAILABLE, "the broker is stopping")
 }
 
 /// A wait is over: whatever there is now is the answer.

@@ -65,6 +65,9 @@ pub fn pull(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
             .offsets
             .commit(pull.consumer_group, pull.topic, pull.queue_id, offset);
     }
+    if core.leaving {
+        return pull::stopping().into();
+    }
     if request.command.is_oneway() {
         return Answer::Nothing;
     }

@@ -70,6 +70,7 @@ impl<P: Protocol> Core<P> {
                     end: self.now + GATHER,
                     heard: self.now,
                 };
+                self.protocol.leaving(&mut self.io);
                 self.hurry = true;
             }
             Stop::Gathering { end, heard } if self.now >= end || self.is_silent(heard) => {
