@@ -216,7 +216,6 @@ pub fn is_closed_to_clients(topic: &str) -> bool {
             | SELF_TEST_TOPIC
             | OFFSET_MOVED_EVENT
             | TIMER_TOPIC
-            | AUTO_CREATE_TOPIC
     ) || topic.starts_with("rmq_sys_REVIVE_LOG_")
 }
 

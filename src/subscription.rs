@@ -84,10 +84,9 @@ impl Subscription {
             Selector::compile(&data.sub_string)
                 .ok()
                 .map(|selector| Wanted::Selected(Arc::new(selector)))
-        } else if !is_tag(&data.expression_type)
-            || matches_all(&data.sub_string)
-            || data.topic.starts_with(names::RETRY_PREFIX)
-        {
+        } else if !is_tag(&data.expression_type) {
+            None
+        } else if matches_all(&data.sub_string) || data.topic.starts_with(names::RETRY_PREFIX) {
             Some(Wanted::ALL)
         } else {
             let mut wanted = data.code_set.clone();

@@ -53,7 +53,8 @@ fn parse(text: &str) -> Result<Vec<(&str, &str)>, String> {
         .map(|part| match part.split_once('=') {
             Some((key, value)) if key.starts_with('+') => Ok((key, value)),
             None if part.starts_with('-') => Ok((part, "")),
-            _ => Err(format!("kv string format wrong: {part}")),
+            Some(_) => Err(format!("add/alter attribute format is wrong: {part}")),
+            None => Err(format!("delete attribute format is wrong: {part}")),
         })
         .collect()
 }
@@ -65,13 +66,15 @@ fn parse(text: &str) -> Result<Vec<(&str, &str)>, String> {
 /// The remark for code 1, naming the key.
 pub fn alter_topic(known: Option<&Attributes>, text: &str) -> Result<Attributes, String> {
     let mut altered = known.cloned().unwrap_or_default();
-    let mut seen = Vec::new();
+    let mut seen: Vec<&str> = Vec::new();
     for (signed, value) in parse(text)? {
         let key = &signed[1..];
-        if seen.contains(&key) {
+        if seen.contains(&signed) {
+            return Err(format!("key duplication: {signed}"));
+        } else if seen.iter().any(|other| &other[1..] == key) {
             return Err(format!("alter duplication key. key: {key}"));
         }
-        seen.push(key);
+        seen.push(signed);
         let Some(rule) = TOPIC_RULES.iter().find(|rule| rule.key == key) else {
             return Err(format!("unsupported key: {key}"));
         };
@@ -161,8 +164,9 @@ mod tests {
             ("-cleanup.policy", "nonexistent"),
             ("+nope=1", "unsupported key: nope"),
             ("+message.type=SOME", "message.type takes one of"),
-            ("message.type=FIFO", "format wrong"),
-            ("+message.type=FIFO,-message.type", "duplication"),
+            ("message.type=FIFO", "format is wrong"),
+            ("+message.type=FIFO,+message.type=FIFO", "key duplication"),
+            ("+message.type=FIFO,-message.type", "alter duplication"),
         ] {
             let remark = alter_topic(Some(&old), text).expect_err(text);
             assert!(remark.contains(part), "{text}: {remark}");

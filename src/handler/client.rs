@@ -20,6 +20,7 @@ use crate::clients::{
     ClientsFull, ConsumeType, ConsumerHeartbeat, Member, MessageModel, Registered,
 };
 use crate::core::now_ms;
+use crate::filter::SQL92;
 use crate::filter::registered::Registration;
 use crate::groups::{FoundGroup, Group};
 use crate::handler::SUBSCRIPTION_PARSE_FAILED;
@@ -360,6 +361,13 @@ pub fn check_config(broker: &Broker, request: &Request<'_>) -> Answer {
     }
     if !broker.live.load().enable_property_filter {
         return unsupported(&data.expression_type).into();
+    }
+    if data.expression_type != SQL92 {
+        let remark = format!(
+            "the expression type \"{}\" is neither TAG nor SQL92",
+            data.expression_type
+        );
+        return Reply::error(SUBSCRIPTION_PARSE_FAILED, remark).into();
     }
     match own_filter(&data.expression_type, &data.sub_string) {
         Ok(_) => Reply::success().into(),

@@ -118,6 +118,9 @@ fn check(
     } else {
         registered_filter(broker, live, request, pull, &group)?
     };
+    if pull.max_msg_nums < 0 && !request.is_v5() {
+        return Err(negative("maxMsgNums", pull.max_msg_nums).into());
+    }
     let queue = queue(broker, &topic, pull.queue_id)?;
     let sys_flags = request.is_v5().then(|| SysFlags {
         topic: topic.config.sys_flag,
@@ -134,6 +137,12 @@ fn check(
         filter,
         sys_flags,
     })
+}
+
+/// The refusal of a count below 0.
+pub fn negative(field: &str, count: i32) -> Reply {
+    let remark = format!("the field {field} holds {count}, which must not be negative");
+    Reply::error(SYSTEM_ERROR, remark)
 }
 
 fn queue(broker: &Broker, topic: &Topic, queue_id: i32) -> Result<Arc<Queue>, Answer> {

@@ -10,6 +10,7 @@ use saturnmq_storage::reader::PullFilter as _;
 use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::handler::QUERY_NOT_FOUND;
+use crate::handler::pull_checks::negative;
 use crate::handler::topic::json_reply;
 use crate::services::ServiceContext;
 
@@ -22,6 +23,9 @@ pub fn by_key(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(asked) => asked,
         Err(error) => return error.into(),
     };
+    if asked.max_num < 0 && !asked.unique_key {
+        return negative("maxNum", asked.max_num).into();
+    }
     let live = broker.live.load();
     let wanted = if asked.unique_key {
         live.default_query_messages

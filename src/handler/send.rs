@@ -236,7 +236,7 @@ fn single(
         time: asked.time,
         topic: &topic.config.name,
         queue_id: stored_queue_id,
-        undelayed: dead && request.is_v5(),
+        dead,
         v5: request.is_v5(),
     };
     let text = send.properties;
@@ -305,8 +305,10 @@ fn batch(
         return send_checks::refused(broker, MESSAGE_ILLEGAL, remark);
     }
     sends.scan.read(send.properties);
-    let delay = sends.scan.get(send.properties, properties::DELAY);
-    let delayed = delay.is_some_and(|level| level.parse::<i32>().is_ok_and(|level| level > 0));
+    let delayed = match send_properties::delay_level(&sends.scan, send.properties) {
+        Ok(level) => level > 0,
+        Err(refusal) => return refusal.into(),
+    };
     let transaction = send.sys_flag & sys_flag::TRANSACTION != 0;
     if delayed || transaction || request.command.body.len() > sends.max_message_size {
         return illegal(broker, sends.max_message_size);

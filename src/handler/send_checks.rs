@@ -224,10 +224,7 @@ fn find_group(broker: &Broker, request: &Request<'_>, name: &str) -> Result<Arc<
         FoundGroup::Found(group) => Ok(group),
         FoundGroup::Created(_, ticket) => Err(Answer::Rerun(ticket)),
         FoundGroup::Missing | FoundGroup::Illegal(_) => {
-            let remark = format!(
-                "subscription group not exist, {name} {}",
-                faq(request).trim_start()
-            );
+            let remark = format!("subscription group not exist, {name} {}", faq(request));
             Err(refused(broker, SUBSCRIPTION_GROUP_NOT_EXIST, remark))
         }
     }

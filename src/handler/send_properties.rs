@@ -84,7 +84,11 @@ fn has_timer(scan: &PropertyScan, send: &SendRequest<'_>) -> bool {
         .any(|name| scan.get(send.properties, name).is_some())
 }
 
-fn delay_level(scan: &PropertyScan, text: &str) -> Result<i32, Reply> {
+/// The delay level that properties ask for, 0 for none.
+///
+/// # Errors
+/// The refusal of what is no number.
+pub fn delay_level(scan: &PropertyScan, text: &str) -> Result<i32, Reply> {
     let Some(level) = scan.get(text, properties::DELAY) else {
         return Ok(0);
     };
@@ -118,8 +122,8 @@ pub struct Stored<'a> {
     pub topic: &'a str,
     /// The queue that a redirected message is meant for.
     pub queue_id: i32,
-    /// A dead letter of a 5.x client.
-    pub undelayed: bool,
+    /// A dead letter: its delay is over.
+    pub dead: bool,
     /// A message of a 5.x client.
     pub v5: bool,
 }
@@ -169,7 +173,7 @@ impl Stored<'_> {
         } else {
             scan.remove(text, properties::WAIT);
         }
-        if self.level > 0 && self.level != self.wanted_level || self.undelayed {
+        if self.level > 0 && self.level != self.wanted_level || self.dead {
             scan.remove(text, properties::DELAY);
         }
         if self.level > 0 {
@@ -185,7 +189,7 @@ impl Stored<'_> {
         }
         scan.write(text, out);
         properties::append(out, properties::CLUSTER, cluster);
-        if self.undelayed {
+        if self.dead && self.v5 {
             properties::append(out, properties::DELAY, "-1");
         }
         if self.level > 0 && self.level != self.wanted_level {

@@ -39,7 +39,7 @@ pub fn send_back(broker: &Broker, request: &Request<'_>) -> Answer {
         FoundGroup::Found(group) => group,
         FoundGroup::Created(_, ticket) => return Answer::Rerun(ticket),
         FoundGroup::Missing | FoundGroup::Illegal(_) => {
-            let pointer = faq(request).trim_start();
+            let pointer = faq(request);
             let remark = format!("subscription group not exist, {} {pointer}", sent.group);
             return Reply::error(SUBSCRIPTION_GROUP_NOT_EXIST, remark).into();
         }

@@ -11,7 +11,7 @@ use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::handler::attributes::{self, Attributes};
 use crate::handler::{INVALID_PARAMETER, TOPIC_NOT_EXIST, durably};
-use crate::names;
+use crate::names::{self, NameError};
 use crate::persist::Ticket;
 use crate::services::ServiceContext;
 use crate::state_json::DataVersion;
@@ -292,9 +292,6 @@ pub fn delete(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(asked) => asked,
         Err(error) => return error.into(),
     };
-    if asked.topic.trim().is_empty() {
-        return refused_name(request, "The specified topic is blank.".into()).into();
-    }
     let config = &broker.config;
     if broker.live.load().validate_system_topic
         && names::is_system_topic(asked.topic, &config.cluster, &config.broker_name)
@@ -303,6 +300,12 @@ pub fn delete(broker: &Broker, request: &Request<'_>) -> Answer {
         return refused_name(request, remark).into();
     }
     if broker.topics.get(asked.topic).is_none() {
+        match names::check_topic(asked.topic) {
+            Err(error) if !request.is_v5() || error == NameError::TopicBlank => {
+                return refused_name(request, error.to_string()).into();
+            }
+            Ok(()) | Err(_) => {}
+        }
         // Nothing else may be removed under a name that nobody checked.
         return Reply::success().into();
     }

@@ -12,6 +12,7 @@ use saturnmq_net::driver::Outbox;
 use saturnmq_net::messages::message_id;
 use saturnmq_net::messages::transaction::{
     EndTransaction, ResumeCheckHalfMessage, TRANSACTION_COMMIT, TRANSACTION_ROLLBACK,
+    TRANSACTION_UNKNOWN,
 };
 use saturnmq_storage::append_queue::{AppendFailure, Appended, PushError};
 use saturnmq_storage::format::record::Record;
@@ -85,7 +86,11 @@ pub fn end(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
         TRANSACTION_COMMIT => true,
         TRANSACTION_ROLLBACK => false,
         // The half message stays, and by design there is no answer.
-        _ => return Answer::Nothing,
+        TRANSACTION_UNKNOWN => return Answer::Nothing,
+        other => {
+            let remark = format!("the field commitOrRollback holds {other}, not 0, 8 or 12");
+            return Reply::error(SYSTEM_ERROR, remark).into();
+        }
     };
     let end = End::new(&asked, commit, request.is_v5());
     let Ok(offset) = u64::try_from(end.log_offset) else {
