@@ -418,7 +418,7 @@ impl Opening<'_> {
     ) -> Result<ScanEnd, OpenError> {
         let (from, strict_from) = (pass.from, pass.strict_from);
         let clean = self.former.is_closed();
-        let accepts = |record: &Record<'_>| self.proves(table, record);
+        let accepts = |record: &Record<'_>, later| self.proves(table, record, later);
         let range = ScanRange {
             bases: &self.bases,
             file_size: self.config.commit_log_file_size,
@@ -464,7 +464,11 @@ impl Opening<'_> {
     }
 
     /// Where behind bad bytes a record is looked for that proves them to be damage.
-    fn proof<'a>(&self, table: &QueueTable, accepts: &'a dyn Fn(&Record<'_>) -> bool) -> Proof<'a> {
+    fn proof<'a>(
+        &self,
+        table: &QueueTable,
+        accepts: &'a dyn Fn(&Record<'_>, bool) -> bool,
+    ) -> Proof<'a> {
         let proof = Proof {
             accepts,
             ..Proof::NONE
@@ -499,8 +503,8 @@ impl Opening<'_> {
         self.known_to.max(self.indexed_to).max(queued.unwrap_or(0))
     }
 
-    /// Whether a record shows that everything before it was on the disk.
-    fn proves(&self, table: &QueueTable, record: &Record<'_>) -> bool {
+    /// Whether a record, perhaps in a later file, shows that everything before it was on the disk.
+    fn proves(&self, table: &QueueTable, record: &Record<'_>, later: bool) -> bool {
         if self.former == FormerRun::Unbounded {
             return record.store_timestamp() < self.synced_before;
         }
@@ -521,9 +525,9 @@ impl Opening<'_> {
         let put_back = self.config.rebuild_queues && self.resume.is_some();
         match self.former {
             FormerRun::Closed if put_back => goes_on || has_entry(),
-            // Apache leaves old records behind the end of a log that it cut; of the last ones that
-            // count the queues have entries.
-            FormerRun::Closed => has_entry() || (queue.max_offset() == 0 && goes_on),
+            // Apache leaves old records behind the end of a log that it cut, in the same file; of
+            // the last ones that count the queues have entries.
+            FormerRun::Closed => has_entry() || ((later || queue.max_offset() == 0) && goes_on),
             FormerRun::Bounded(_) | FormerRun::Unbounded => goes_on || has_entry(),
         }
     }

@@ -29,8 +29,8 @@ pub struct Proof<'a> {
     /// enough.
     pub known_to: u64,
     /// Whether an intact record at its own log offset could only be there if everything before it
-    /// had been stored whole.
-    pub accepts: &'a dyn Fn(&Record<'_>) -> bool,
+    /// had been stored whole; with whether it stands in a later file than the bad place.
+    pub accepts: &'a dyn Fn(&Record<'_>, bool) -> bool,
 }
 
 impl Proof<'_> {
@@ -40,7 +40,7 @@ impl Proof<'_> {
         to: 0,
         glance: false,
         known_to: 0,
-        accepts: &|_| false,
+        accepts: &|_, _| false,
     };
 }
 

@@ -43,13 +43,14 @@ pub(super) fn ends_log(
             tracing::info!(at, "looking for records behind bad bytes: at {place}");
         }
         let file_end = base + range.file_size;
+        let later = at < base;
         let Some(found) = next_record(window, range.limits, place, file_end.min(end))? else {
             place = file_end;
             continue;
         };
         let bytes = record_bytes(window, range.limits, found, file_end)?;
         match Record::decode(bytes) {
-            Ok(record) if record.check_body().is_ok() && (proof.accepts)(&record) => {
+            Ok(record) if record.check_body().is_ok() && (proof.accepts)(&record, later) => {
                 return Ok(false);
             }
             Ok(record) => place = found + u64::from(record.size()),

@@ -100,10 +100,17 @@ fn a_hole_longer_than_a_crash_can_leave_costs_only_its_messages() {
     ];
     // 3.6 MB within the log, and all but the first and the last file of it: more than twice what
     // can be in flight, 1.4 MB here.
-    for by_file in [false, true] {
+    for (by_file, orderly) in [(false, false), (true, false), (true, true)] {
         for names in lost_files {
+            if orderly && names.is_empty() {
+                // Nobody looks at what was on the disk then; readers find the hole.
+                continue;
+            }
             let dir = tempfile::tempdir().expect("temporary directory");
-            let (config, places) = crashed(dir.path(), FlushMode::Sync);
+            let (config, places) = match orderly {
+                true => closed(dir.path()),
+                false => crashed(dir.path(), FlushMode::Sync),
+            };
             let size = config.commit_log_file_size;
             let (from, to) = match by_file {
                 false => (places[44], places[164]),
