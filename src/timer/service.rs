@@ -1,5 +1,7 @@
 //! The timers' part of the services thread: enters messages, delivers slots, notes how far it is.
 
+mod check_point;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -30,10 +32,6 @@ const PER_STEP: usize = 256;
 const PAUSE: Duration = Duration::from_millis(100);
 /// Period of the removal of timer-log files that are not needed.
 const TRIM: Duration = Duration::from_secs(30);
-/// Longest time without a check point while only the clock goes on.
-const IDLE_CHECK: Duration = Duration::from_secs(60);
-/// How often a check point under way is looked at.
-const CHECKING: Duration = Duration::from_millis(20);
 /// `TIMER_ENQUEUE_MS` of a message that was due before it could be entered.
 const NEVER_ENTERED: i64 = i64::MAX;
 
@@ -258,7 +256,6 @@ impl Open {
         let now = now_ms();
         let (mut store, report) =
             TimerStore::open(&layout, settings, now, |item| is_message(reader, item))?;
-        let write_ms = settings.round(now);
         let read_ms = settings.round(store.check().read_ms);
         let said_ms = report.said_ms.max(read_ms);
         let clean = clean && !report.unchecked;
@@ -279,7 +276,8 @@ impl Open {
         Ok(Self {
             store,
             next,
-            write_ms,
+            // Slots that ended meanwhile take what was stored in time first.
+            write_ms: read_ms,
             read_ms,
             doubtful_ms: match clean {
                 true => said_ms,
@@ -528,48 +526,6 @@ impl Open {
         self.read_ms = (slot.tick + 1) * precision;
         self.slot = None;
         Ok(Progress::More)
-    }
-
-    /// Begins a check point if one is due; says when to look again.
-    fn check_point(&mut self, now: Instant) -> Result<Option<Instant>, TimerError> {
-        if self.store.is_checking()? {
-            return Ok(Some(now + CHECKING));
-        }
-        if self.is_due(now) && self.direct.is_empty() {
-            let progress = self.direct.progress(self.next);
-            self.store
-                .begin_check_point(self.read_ms, progress, now_ms())?;
-            self.next_check = now + self.check_interval;
-            self.idle_check = now + IDLE_CHECK;
-        }
-        // The writer's answers wake this thread where they are waited for.
-        let waits = self.direct.is_empty() && self.is_changed();
-        Ok(waits.then_some(self.next_check))
-    }
-
-    fn is_due(&self, now: Instant) -> bool {
-        self.is_changed() && now >= self.next_check || now >= self.idle_check
-    }
-
-    fn is_changed(&self) -> bool {
-        let progress = self.direct.progress(self.next);
-        self.store.is_changed() || progress != self.store.check().queue_offset
-    }
-
-    fn note(&mut self) -> Result<(), TimerError> {
-        let progress = self.direct.progress(self.next);
-        self.store.check_point(self.read_ms, progress, now_ms())
-    }
-
-    fn trim(&mut self, broker: &Broker, now: Instant) -> Result<(), TimerError> {
-        if now >= self.next_trim {
-            self.next_trim = now + TRIM;
-            let removed = self.store.trim(broker.store.min_log_offset())?;
-            if removed > 0 {
-                tracing::info!(removed, "timer-log files were removed");
-            }
-        }
-        Ok(())
     }
 
     fn publish(&self, broker: &Broker) {

@@ -412,3 +412,55 @@ fn a_coarser_precision_loses_no_message() {
     let mut talk = Talk::to(running.address("broker"));
     is_each_once_and_not_early(&talk.until_seen("T", 20), &deliver);
 }
+
+#[test]
+fn starts_that_are_killed_at_once_deliver_nothing_twice() {
+    let (running, dir) = broker(&QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    let mut deliver = Vec::new();
+    for n in 0..1200 {
+        let time = now_ms() + 12_000;
+        talk.timed("T", &format!("k{n}"), "TIMER_DELIVER_MS", time);
+        deliver.push(time);
+    }
+    let mut running = killed(running, dir.path(), &QUICK);
+    for _ in 0..3 {
+        running = killed(running, dir.path(), &QUICK);
+    }
+    let mut talk = Talk::to(running.address("broker"));
+    talk.until_seen("T", deliver.len());
+    let mut found = settled(&mut talk, deliver.len());
+    found.pop();
+    is_each_once_and_not_early(&found, &deliver);
+}
+
+#[test]
+fn a_recall_that_was_not_entered_counts_after_a_restart_behind_its_time() {
+    let options = [QUICK[0], QUICK[1], "--set", "recallMessageEnable=true"];
+    let (running, dir) = broker(&options);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.version = 479;
+    let deliver = now_ms() + 2500;
+    let recalled = talk.timed("T", "recalled", "TIMER_DELIVER_MS", deliver);
+    talk.timed("T", "other", "TIMER_DELIVER_MS", deliver);
+    assert!(running.stop().success());
+    // The messages are in the wheel; what recalls one is stored only.
+    let stopped = [&options[..], &["--set", "timerStopEnqueue=true"]].concat();
+    let mut running = Running::start(dir.path(), &stopped);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.version = 479;
+    let handle = recalled.ext["recallHandle"].as_str();
+    let answer = talk.ask(370, &[("topic", "T"), ("recallHandle", handle)], b"");
+    assert_eq!(answer.code, 0, "{answer:?}");
+    assert!(now_ms() < deliver, "too slow to test anything");
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    drop(running);
+    while now_ms() < deliver + 200 {
+        std::thread::yield_now();
+    }
+    let running = Running::start(dir.path(), &options);
+    let mut talk = Talk::to(running.address("broker"));
+    let found = settled(&mut talk, 1);
+    assert_eq!(keys(&found[..1]), ["other"]);
+}

@@ -197,6 +197,14 @@ impl TimerStore {
         store.check.read_ms = said_ms.min(settings.round(now_ms));
         let mut report = recovery::recover(&mut store, is_message)?;
         report.unchecked = unchecked;
+        if report.lost {
+            // Before anything is entered again: the next start must not take the end of the log
+            // for what it was.
+            store.check.log_position = store.log.start().cast_signed();
+            store.check.queue_offset = 0;
+            store.check.master_queue_offset = 0;
+            write_check(&store.check_path, &store.check)?;
+        }
         report.said_ms = said_ms;
         Ok((store, report))
     }
@@ -354,13 +362,15 @@ impl TimerStore {
 
     /// Puts everything on disk and notes how far it is right: messages of slots before `read_ms`
     /// are done with, those of the timer topic before `queue_offset` are entered or delivered.
+    /// Without one, that stays as the last check point has it, and so does the position of the
+    /// timer log from which on items are known to be entered though the topic is read again.
     ///
     /// # Errors
     /// [`TimerError::Lost`] ends the use of these files; others may pass.
     pub fn check_point(
         &mut self,
         read_ms: i64,
-        queue_offset: i64,
+        queue_offset: Option<i64>,
         now_ms: i64,
     ) -> Result<(), TimerError> {
         self.end_check_point()?;
@@ -376,7 +386,7 @@ impl TimerStore {
     pub fn begin_check_point(
         &mut self,
         read_ms: i64,
-        queue_offset: i64,
+        queue_offset: Option<i64>,
         now_ms: i64,
     ) -> Result<(), TimerError> {
         if self.running.is_none() {
@@ -412,19 +422,22 @@ impl TimerStore {
     fn take_off(
         &mut self,
         read_ms: i64,
-        queue_offset: i64,
+        queue_offset: Option<i64>,
         now_ms: i64,
     ) -> Result<CheckPoint, TimerError> {
         let log = self.log.take_dirty()?;
-        let check = Check {
+        let mut check = Check {
             read_ms,
-            log_position: self.log.end().cast_signed(),
-            queue_offset,
-            master_queue_offset: queue_offset,
             version_ms: now_ms,
             version_counter: self.check.version_counter.wrapping_add(1),
             ..self.check
         };
+        if let Some(queue_offset) = queue_offset {
+            check.log_position = self.log.end().cast_signed();
+            check.queue_offset = queue_offset;
+            check.master_queue_offset = queue_offset;
+            self.ahead = HashSet::new();
+        }
         let (path, file, slots) = self.wheel.take_off().inspect_err(|_| {
             log.iter().for_each(|(base, ..)| self.log.note_dirty(*base));
         })?;
