@@ -107,6 +107,49 @@ fn loops_are_open_unless_a_closed_one_is_asked_for() {
 }
 
 #[test]
+fn what_would_only_fail_after_a_run_is_refused_before_it() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let mut idle = Command::new("sleep").arg("60").spawn().expect("sleep");
+    let idle_pid = idle.id().to_string();
+    for (wrong, why) in [
+        (
+            &["--report", "/no/such/page.html"][..],
+            "--report /no/such/page.html",
+        ),
+        (&["--pid", "4194999"], "no such process"),
+        (&["--pid", &idle_pid], "it is no broker"),
+    ] {
+        let output = bench(&running, &[&["produce"], wrong].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(why), "{said}");
+        assert!(output.stdout.is_empty());
+    }
+    idle.kill().expect("kill");
+    idle.wait().expect("its end");
+    let output = command(&["produce", "--name-server", "nope"]).output();
+    let output = output.expect("the binary starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("must be HOST:PORT"), "{said}");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_panic() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let name_server = running.address("name server").to_string();
+    let arguments = ["produce", "--name-server", &name_server, "--seconds", "1"];
+    let mut child = command(&[&arguments[..], &["--warm-up", "0"]].concat())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    drop((child.stdout.take(), child.stderr.take()));
+    let status = child.wait().expect("its end");
+    assert!(status.success(), "{status}");
+}
+
+#[test]
 fn a_refused_send_fails_the_run_and_is_named() {
     let dir = directory();
     let running = Running::start(dir.path(), &["--set", "maxMessageSize=2000"]);

@@ -239,6 +239,7 @@ fn row(
         return None;
     }
     let (bases, judged) = match base {
+        Base::Best if numbers.len() == 1 => numbers.split_at(1),
         Base::First => numbers.split_at(1),
         Base::Best => numbers.split_at(numbers.len() - 1),
     };
@@ -280,6 +281,7 @@ pub fn table(files: &[Runs], rows: &[Row], base: Base) -> Vec<Vec<String>> {
             let ratio = |runs: &Runs| format!("{} / {first}", runs.name);
             heading.extend(files[1..].iter().map(ratio));
         }
+        Base::Best if files.len() == 1 => {}
         Base::Best => heading.push(format!("{last} / the better other")),
     }
     let has_targets = rows.iter().any(|row| !row.targets.is_empty());

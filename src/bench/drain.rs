@@ -13,7 +13,7 @@ use super::puller::{GROUP, Puller, Queue, ends_of};
 use super::recorder::{Measured, Recorder, Series};
 use super::report::Report;
 use super::route::{self, Route};
-use super::{ANSWER_TIMEOUT, BenchError, process};
+use super::{ANSWER_TIMEOUT, BenchError, counted, process};
 
 /// What one reader saw.
 pub struct Tally {
@@ -57,6 +57,12 @@ pub fn run(plan: &Plan, pull: i32) -> Result<Report, BenchError> {
     let routes = plan.routes()?;
     let shares = backlog(plan, &routes, plan.connections)?;
     let address = route::one_broker(&routes)?;
+    let left = |queue: &Queue| (queue.end - queue.next).max(0).unsigned_abs();
+    // How many there are tells how long it will take.
+    let plan = &Plan {
+        count: Some(shares.iter().flatten().map(left).sum()),
+        ..plan.clone()
+    };
     let run = Run::soon(plan, plan.connections, 0);
     let mut monitor = Monitor::new(&run)?;
     thread::scope(|scope| {
@@ -83,7 +89,9 @@ pub fn run(plan: &Plan, pull: i32) -> Result<Report, BenchError> {
         }
         let seen = monitor.finish(last)?;
         let mut report = Report::new("drain", plan, &seen, &total);
-        report.options = format!("{} connections, {pull} messages a pull", plan.connections);
+        let connections = counted(plan.connections as u64, "connection");
+        let pull = counted(pull.unsigned_abs().into(), "message");
+        report.options = format!("{connections}, {pull} a pull");
         "pull to its answer".clone_into(&mut report.latency_of);
         report.faults = faults;
         report.checked = format!(

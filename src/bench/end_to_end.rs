@@ -18,7 +18,7 @@ use super::puller::{GROUP, Puller, Queue, ends_of};
 use super::recorder::{Measured, Recorder};
 use super::report::Report;
 use super::route::{self, Route};
-use super::{ANSWER_TIMEOUT, BenchError, process};
+use super::{ANSWER_TIMEOUT, BenchError, counted, process};
 
 /// How long a broker may hold a pull.
 const HOLD: Duration = Duration::from_secs(5);
@@ -104,8 +104,9 @@ pub fn run(load: &str, plan: &Plan, readers: &Readers) -> Result<Report, BenchEr
             Kind::Delay { .. } => format!("lateness after {:?} of delay", readers.delay),
         };
         report.options.push_str(&format!(
-            ", {} groups of {} consumers",
-            readers.groups, readers.consumers
+            ", {} of {}",
+            counted(readers.groups as u64, "group"),
+            counted(readers.consumers as u64, "consumer")
         ));
         let [p50, _, p99, ..] = sent.total.latencies.percentiles();
         report.details = vec![

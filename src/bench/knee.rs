@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::plan::{Pace, Plan};
 use super::report::Report;
-use super::{BenchError, shown_us};
+use super::{BenchError, shown_us, tell};
 
 /// Rates that differ by less are one.
 const CLOSE: f64 = 1.05;
@@ -47,7 +47,7 @@ pub fn find(
         let held = report.faults.total() == 0 && report.messages > 0 && p99_us <= bound_us;
         if plan.watch.progress {
             let verdict = if held { "holds" } else { "does not hold" };
-            eprintln!("{rate:.0}/s {verdict}: p99 {}", shown_us(p99_us));
+            tell(&format!("{rate:.0}/s {verdict}: p99 {}", shown_us(p99_us)));
         }
         steps.push(Step { rate, p99_us, held });
         let interrupted = report.interrupted;

@@ -3,6 +3,7 @@
 //! Every message carries who sent it, its number and the moment it was meant to be sent; a run in
 //! which one is lost, doubled, out of order, damaged or refused has failed.
 
+use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use saturnmq_net::client::ClientError;
@@ -68,6 +69,25 @@ pub fn now_ms() -> i64 {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// A line on the standard error stream. Nobody may be reading it any more, which ends no run.
+pub fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
+}
+
+/// The result, on the standard output stream.
+///
+/// # Errors
+/// [`BenchError::System`] when it cannot be written; a reader that has gone away is no error.
+pub fn print(text: &str) -> Result<(), BenchError> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(BenchError::System(
+            format!("the standard output stream: {error}"),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// A number of things: `1 message`, `2 messages`.

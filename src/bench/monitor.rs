@@ -19,7 +19,7 @@ use super::plan::Run;
 use super::process::{self, Machine, Memory, Usage};
 use super::recorder::Measured;
 use super::report::Cost;
-use super::{BenchError, shown_us};
+use super::{BenchError, counted, shown_us, tell};
 
 /// Longest wait before it is looked whether the workers are done.
 const LOOK: Duration = Duration::from_millis(20);
@@ -386,12 +386,12 @@ impl Progress {
             String::new()
         };
         let line = format!(
-            "{phase}{:.1} s  {:.0}/s  p50 {}  p99 {}  {} errors{left}",
+            "{phase}{:.1} s  {:.0}/s  p50 {}  p99 {}  {}{left}",
             sample.at,
             sample.per_second,
             shown_us(p50),
             shown_us(p99),
-            self.errors,
+            counted(self.errors, "error"),
         );
         self.tell(line);
     }
@@ -402,7 +402,7 @@ impl Progress {
                 bar.set_message(line);
                 bar.tick();
             }
-            None => eprintln!("{line}"),
+            None => tell(&line),
         }
     }
 

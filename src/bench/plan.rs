@@ -12,7 +12,7 @@ use super::message::Shape;
 use super::payload::Clock;
 use super::recorder::Series;
 use super::route::{self, Route};
-use super::{ANSWER_TIMEOUT, BenchError, now_ms};
+use super::{ANSWER_TIMEOUT, BenchError, counted, now_ms};
 
 /// How sends follow each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -113,11 +113,11 @@ impl Plan {
 
     /// How it is said in the report.
     pub fn pace_text(&self) -> String {
-        let connections = self.connections;
+        let connections = counted(self.connections as u64, "connection");
         match self.pace {
-            Pace::Open { rate } => format!("open loop: {rate}/s over {connections} connections"),
+            Pace::Open { rate } => format!("open loop: {rate}/s over {connections}"),
             Pace::Closed { in_flight } => {
-                format!("closed loop: {connections} connections x {in_flight}")
+                format!("closed loop: {connections} x {in_flight}")
             }
         }
     }
@@ -134,9 +134,9 @@ impl Plan {
                     .compress
                     .map_or_else(String::new, |m| format!("{m} compressed")),
             ),
-            (shape.keys > 0, format!("{} keys", shape.keys)),
+            (shape.keys > 0, counted(shape.keys, "key")),
             (shape.unique_key, "unique keys".to_owned()),
-            (shape.tags > 0, format!("{} tags", shape.tags)),
+            (shape.tags > 0, counted(shape.tags.into(), "tag")),
             (
                 shape.properties > 0,
                 format!("{} properties", shape.properties),

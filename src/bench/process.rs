@@ -61,6 +61,35 @@ pub fn memory(pid: u32) -> Option<Memory> {
     })
 }
 
+/// Whether a process has a TCP socket that takes connections; `None` where that is not visible.
+#[must_use]
+pub fn listens(pid: u32) -> Option<bool> {
+    let mut sockets = std::collections::BTreeSet::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
+        let target = fs::read_link(entry.path()).unwrap_or_default();
+        let inode = target.to_str().and_then(|text| {
+            let inode = text.strip_prefix("socket:[")?.strip_suffix(']')?;
+            inode.parse::<u64>().ok()
+        });
+        sockets.extend(inode);
+    }
+    let mut tables = String::new();
+    for table in ["tcp", "tcp6"] {
+        tables.push_str(&fs::read_to_string(format!("/proc/{pid}/net/{table}")).ok()?);
+    }
+    Some(listening(&tables).any(|inode| sockets.contains(&inode)))
+}
+
+/// The inodes of the sockets of a `/proc/net/tcp` that take connections: state 0A.
+fn listening(tables: &str) -> impl Iterator<Item = u64> + '_ {
+    tables.lines().filter_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let state = fields.nth(3)?;
+        let inode = fields.nth(5)?.parse().ok()?;
+        (state == "0A").then_some(inode)
+    })
+}
+
 /// CPU time of the calling thread, in microseconds.
 #[must_use]
 pub fn own_thread_us() -> Option<u64> {
@@ -148,6 +177,24 @@ mod tests {
         let stat = "cpu  10 1 5 100 50 2 3 4 9 9\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
         let expected = Machine { busy: 25, all: 175 };
         assert_eq!(machine_of(stat), Some(expected));
+    }
+
+    #[test]
+    fn a_process_that_listens_is_told_from_one_that_does_not() {
+        let line = "0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 0 0 0 4711 1 0";
+        assert_eq!(listening(line).collect::<Vec<_>>(), [4711]);
+        let other = line.replace(" 0A ", " 01 ");
+        assert_eq!(listening(&other).count(), 0);
+        let _listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(listens(std::process::id()), Some(true));
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        assert_eq!(listens(child.id()), Some(false));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(listens(child.id()), None);
     }
 
     #[test]

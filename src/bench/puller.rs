@@ -257,7 +257,10 @@ fn take(
         RETRY_IMMEDIATELY => {
             let answer = PullResponse::decode(&command.ext)
                 .map_err(|error| BenchError::System(error.to_string()))?;
-            queue.next = queue.next.max(answer.next_begin_offset);
+            if answer.next_begin_offset > queue.next {
+                faults.count("queue offsets that the broker left out");
+                queue.next = answer.next_begin_offset;
+            }
             return Ok(());
         }
         code => {
@@ -281,10 +284,13 @@ fn take(
             offset if offset < queue.next => faults.count("message again or out of order"),
             _ => faults.count("gap in the queue offsets"),
         }
-        queue.next = record.queue_offset() + 1;
-        if record.queue_offset() < queue.end {
-            each(&record, faults);
+        if record.queue_offset() >= queue.end {
+            // Not wanted now: whoever wants it later reads it again.
+            queue.next = queue.end;
+            break;
         }
+        queue.next = record.queue_offset() + 1;
+        each(&record, faults);
     }
     Ok(())
 }

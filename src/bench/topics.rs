@@ -2,7 +2,7 @@
 
 use super::plan::Plan;
 use super::report::Report;
-use super::{BenchError, produce, route, shown_us};
+use super::{BenchError, counted, produce, route, shown_us, tell};
 
 /// Runs the plan over one of its topics, then over ten times as many again and again, up to all.
 /// The report is of the last, with the rate of each.
@@ -25,20 +25,17 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
         if number == 1 {
             first = report.per_second;
         }
-        let topics = step.topics.len();
+        let topics = counted(step.topics.len() as u64, "topic");
         if plan.watch.progress {
             let p99 = shown_us(report.latency_us[2]);
-            eprintln!("{topics} topics: {:.0}/s, p99 {p99}", report.per_second);
+            tell(&format!("{topics}: {:.0}/s, p99 {p99}", report.per_second));
         }
-        details.push((format!("{topics} topics, messages/s"), report.per_second));
+        details.push((format!("{topics}, messages/s"), report.per_second));
         let ratio = report.per_second / f64::max(first, 1e-9);
-        details.push((format!("{topics} topics, times one"), ratio));
-        details.push((
-            format!("{topics} topics, p99 us"),
-            report.latency_us[2] as f64,
-        ));
+        details.push((format!("{topics}, times one"), ratio));
+        details.push((format!("{topics}, p99 us"), report.latency_us[2] as f64));
         let failed = report.faults.total() > 0;
-        if topics == all || report.interrupted || failed {
+        if step.topics.len() == all || report.interrupted || failed {
             "topics".clone_into(&mut report.load);
             report.details = details;
             return Ok(report);

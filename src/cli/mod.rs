@@ -65,7 +65,7 @@ fn finish<E: std::fmt::Display>(outcome: Result<(), E>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("saturnmq: {error}");
+            crate::bench::tell(&format!("saturnmq: {error}"));
             ExitCode::FAILURE
         }
     }

@@ -14,7 +14,8 @@ use crate::bench::payload::STAMP_BYTES;
 use crate::bench::plan::{Pace, Plan};
 use crate::bench::report::Report;
 use crate::bench::{
-    BenchError, catch_up, compare, delay, drain, end_to_end, idle, knee, page, produce, topics,
+    self, BenchError, catch_up, compare, delay, drain, end_to_end, idle, knee, page, produce,
+    topics,
 };
 use options::{RunArgs, SendArgs};
 
@@ -375,6 +376,7 @@ fn measure(
     plan: &Plan,
     run: impl FnOnce() -> Result<Report, BenchError>,
 ) -> Result<(), BenchError> {
+    args.check()?;
     args.pin()?;
     let environment = args.environment(plan)?;
     let mut report = run()?;
@@ -417,12 +419,12 @@ fn compared(args: &CompareArgs) -> Result<(), BenchError> {
     if args.json {
         let text = serde_json::to_string(&rows);
         let text = text.map_err(|error| BenchError::System(error.to_string()))?;
-        println!("{text}");
+        bench::print(&format!("{text}\n"))?;
     } else {
-        print!("{}", compare::text(&table));
+        bench::print(&compare::text(&table))?;
     }
     for doubt in compare::doubts(&files) {
-        eprintln!("warning: {doubt}");
+        bench::tell(&format!("warning: {doubt}"));
     }
     match &args.report {
         Some(path) => write(path, &compare::page(&files, &table)?),

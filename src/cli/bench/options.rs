@@ -12,7 +12,7 @@ use crate::bench::packing::Method;
 use crate::bench::pin::{self, Pin};
 use crate::bench::plan::{Pace, Plan, Target, Watch};
 use crate::bench::report::Report;
-use crate::bench::{BenchError, route};
+use crate::bench::{self, BenchError, process, route};
 
 /// A run that ends by itself, not by the clock, is given up after this.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
@@ -45,10 +45,20 @@ pub enum Header {
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
     /// Name server.
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9876")]
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        default_value = "127.0.0.1:9876",
+        value_parser = address
+    )]
     pub name_server: String,
     /// Broker, without a name server.
-    #[arg(long, value_name = "HOST:PORT", conflicts_with = "name_server")]
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        conflicts_with = "name_server",
+        value_parser = address
+    )]
     pub broker: Option<String>,
     /// Topic; made if it does not exist. With more topics: their names' beginning.
     #[arg(long, default_value = "saturnmq_bench")]
@@ -192,7 +202,43 @@ pub struct SendArgs {
     pub count: Option<u64>,
 }
 
+fn address(text: &str) -> Result<String, String> {
+    let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
+    match port.parse::<u16>() {
+        Ok(1..) if !host.is_empty() => Ok(text.to_owned()),
+        _ => Err("must be HOST:PORT, such as 127.0.0.1:9876".to_owned()),
+    }
+}
+
 impl RunArgs {
+    /// Refuses before the run what would only fail after it.
+    ///
+    /// # Errors
+    /// [`BenchError::System`] names the option.
+    pub fn check(&self) -> Result<(), BenchError> {
+        let system = BenchError::System;
+        if let Some(path) = &self.report {
+            let open = std::fs::OpenOptions::new()
+                .append(true)
+                .create(true)
+                .open(path);
+            open.map_err(|error| system(format!("--report {}: {error}", path.display())))?;
+        }
+        let Some(pid) = self.pid else { return Ok(()) };
+        if pid == std::process::id() {
+            return Err(system(format!("--pid {pid}: that is this process")));
+        }
+        if process::usage(pid).is_none() {
+            return Err(system(format!("--pid {pid}: no such process is visible")));
+        }
+        if process::listens(pid) == Some(false) {
+            return Err(system(format!(
+                "--pid {pid}: this process listens on no TCP port, so it is no broker"
+            )));
+        }
+        Ok(())
+    }
+
     /// Pins this process, as asked for.
     ///
     /// # Errors
@@ -280,9 +326,9 @@ impl RunArgs {
     /// [`BenchError::Failed`] then.
     pub fn tell(&self, report: &Report) -> Result<(), BenchError> {
         if self.json {
-            println!("{}", report.json()?);
+            bench::print(&format!("{}\n", report.json()?))?;
         } else {
-            print!("{}", report.text());
+            bench::print(&report.text())?;
         }
         report.faults.verdict()
     }
