@@ -65,7 +65,7 @@ class RetryTest {
      * A group whose retry topic is routed already. A consumer that starts earlier finds it only
      * at one of its 20-second rounds.
      */
-    private static String knownGroup(String what, String topic) throws Exception {
+    static String knownGroup(String what, String topic) throws Exception {
         String group = Cluster.unique(what);
         try (Clients clients = new Clients()) {
             clients.push(group, topic, "*", new Inbox());
@@ -81,7 +81,7 @@ class RetryTest {
     }
 
     /** Reads the only dead letter of a group as a user would: made readable first, as 4.x needs. */
-    private static MessageExt deadLetter(Clients clients, String group) throws Exception {
+    static MessageExt deadLetter(Clients clients, String group) throws Exception {
         String topic = "%DLQ%" + group;
         Await.until("dead letter topic", () -> Cluster.stored(topic) == 1);
         Cluster.createNamedTopic(topic, 1, 6);
