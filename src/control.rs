@@ -182,6 +182,8 @@ pub fn run(mut parts: Parts) -> Result<(), ServeError> {
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// The terminal is closed; `None` where that is to be ignored (`nohup`).
+    hang_up: Option<Signal>,
 }
 
 impl Signals {
@@ -193,6 +195,10 @@ impl Signals {
         Ok(Self {
             terminate: signal(SignalKind::terminate()).map_err(failed)?,
             interrupt: signal(SignalKind::interrupt()).map_err(failed)?,
+            hang_up: match ignores_hang_up() {
+                true => None,
+                false => Some(signal(SignalKind::hangup()).map_err(failed)?),
+            },
         })
     }
 
@@ -200,8 +206,24 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
+            _ = hang_up(&mut self.hang_up) => "SIGHUP",
         }
     }
+}
+
+async fn hang_up(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => signal.recv().await.unwrap_or_default(),
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether SIGHUP was ignored when the process was started.
+fn ignores_hang_up() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask & 1 != 0)
 }
 
 async fn serve(parts: Parts) -> Result<(), ServeError> {

@@ -108,8 +108,10 @@ impl<'r> Timed<'r> {
         let Some(key) = self.key() else {
             return false;
         };
-        self.is_followed(services, topic, key, |other| {
-            self.became(other, topic, rolls)
+        let begin = self.record.store_timestamp().saturating_sub(COARSE_MS);
+        self.is_among(services, topic, key, begin, |other| {
+            other.physical_offset() > self.record.physical_offset()
+                && self.became(other, topic, rolls)
         })
     }
 
@@ -124,20 +126,22 @@ impl<'r> Timed<'r> {
             return false;
         };
         let deletes = [self.topic, "+", key].concat();
-        self.is_followed(services, names::TIMER_TOPIC, key, |other| {
+        // It may stand before a message that was rolled since.
+        self.is_among(services, names::TIMER_TOPIC, key, 0, |other| {
             other.properties().get_str(TIMER_DELETES) == Some(deletes.as_str())
         })
     }
 
-    /// Whether the index has a later record of a topic and key that is `wanted`.
-    fn is_followed(
+    /// Whether the index has a record of a topic and key, stored at `begin` or later, that is
+    /// `wanted`.
+    fn is_among(
         &self,
         services: &mut ServiceContext,
         topic: &str,
         key: &str,
+        begin: i64,
         wanted: impl Fn(&Record<'_>) -> bool,
     ) -> bool {
-        let begin = self.record.store_timestamp().saturating_sub(COARSE_MS);
         let hits = services
             .reader
             .query_index(topic, key, LOOK_AT, begin, i64::MAX);
@@ -152,9 +156,7 @@ impl<'r> Timed<'r> {
         hits.offsets.iter().any(|offset| {
             bytes.clear();
             matches!(services.reader.record(*offset, &mut bytes), Ok(true))
-                && Record::decode(&bytes).is_ok_and(|other| {
-                    other.physical_offset() > self.record.physical_offset() && wanted(&other)
-                })
+                && Record::decode(&bytes).is_ok_and(|other| wanted(&other))
         })
     }
 

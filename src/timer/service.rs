@@ -299,7 +299,18 @@ impl Open {
     /// Notes that slots are over. They take messages until all that was acknowledged before is
     /// entered: one that deletes another must have its say. `stopped`: nothing is entered.
     fn see_clock(&mut self, broker: &Broker, stopped: bool) {
-        let write_ms = self.store.settings().round(now_ms());
+        let settings = self.store.settings();
+        let write_ms = settings.round(now_ms());
+        if write_ms + settings.precision_ms < self.write_ms && self.slot.is_none() {
+            tracing::warn!(
+                by_ms = self.write_ms - write_ms,
+                "the clock was put back: timer messages wait for it again"
+            );
+            // Slots that were delivered are found to be so by the index.
+            self.doubtful_ms = self.doubtful_ms.max(self.write_ms);
+            (self.read_ms, self.write_ms) = (write_ms, write_ms);
+            self.ending = None;
+        }
         if write_ms <= self.write_ms {
             return;
         }

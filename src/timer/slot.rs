@@ -268,6 +268,10 @@ impl Delivery {
         if self.doubtful && message.was_sent(services, rolls) {
             return Ok(None);
         }
+        if self.doubtful && !rolls && message.was_recalled(services) {
+            count(&counters.deleted);
+            return Ok(None);
+        }
         let step = |topic| TimerStep::Slot { at, topic, rolls };
         let sent = message.send(services, rolls, item.entered_ms, step, tools.properties);
         if let Sent::Never(why) = sent {

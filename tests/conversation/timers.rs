@@ -464,3 +464,25 @@ fn a_recall_that_was_not_entered_counts_after_a_restart_behind_its_time() {
     let found = settled(&mut talk, 1);
     assert_eq!(keys(&found[..1]), ["other"]);
 }
+
+#[test]
+fn a_read_time_that_cannot_be_hides_no_message() {
+    let (running, dir) = broker(&QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.timed("T", "first", "TIMER_DELAY_MS", 200);
+    talk.until_seen("T", 1);
+    let deliver = now_ms() + 1500;
+    talk.timed("T", "k", "TIMER_DELIVER_MS", deliver);
+    assert!(running.stop().success());
+    let check = dir.path().join("config/timercheck");
+    let mut bytes = std::fs::read(&check).unwrap();
+    bytes[..8].copy_from_slice(&i64::MAX.to_be_bytes());
+    std::fs::write(&check, bytes).unwrap();
+    while now_ms() < deliver + 200 {
+        std::thread::yield_now();
+    }
+    let running = Running::start(dir.path(), &QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    let found = settled(&mut talk, 2);
+    assert_eq!(keys(&found[..2]), ["first", "k"]);
+}

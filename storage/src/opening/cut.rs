@@ -13,6 +13,8 @@ use crate::medium::{self, sync_directory};
 use crate::recovery::{ScanEnd, count_records, is_used, is_zero};
 use crate::seeded::{Fault, seeded};
 
+/// Bytes behind the end of a log without a bound in which whole messages are counted.
+const COUNTED_BYTES: u64 = 32 << 20;
 /// Read at a time when looking for what is not zero, in bytes.
 const WIPE_BYTES: usize = 4 << 20;
 
@@ -45,7 +47,12 @@ impl Opening<'_> {
             };
             let records = match self.former {
                 FormerRun::Bounded(_) => count_records(&mut self.window, end, to)?,
-                FormerRun::Closed | FormerRun::Unbounded => 0,
+                // What a crash leaves there are zeros, all that is looked at otherwise.
+                FormerRun::Unbounded => {
+                    let near = to.min(end.saturating_add(COUNTED_BYTES));
+                    count_records(&mut self.window, end, near)?
+                }
+                FormerRun::Closed => 0,
             };
             if records > 0 {
                 tracing::warn!(

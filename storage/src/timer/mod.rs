@@ -186,7 +186,10 @@ impl TimerStore {
             changed: false,
             running: None,
         };
-        let unchecked = store.check.read_ms <= 0;
+        // Slots were over when they were done with: what lies behind the time of the check point
+        // itself is damage. Behind `now_ms` alone it means that the clock was put back.
+        let (said_ms, noted_ms) = (store.check.read_ms, store.check.version_ms);
+        let unchecked = said_ms <= 0 || said_ms > now_ms.max(noted_ms);
         if unchecked && store.log.end() == 0 {
             store.check.read_ms = settings.round(now_ms);
         } else if unchecked {
@@ -351,7 +354,8 @@ impl TimerStore {
 
     /// The messages of a slot do not wait any more.
     pub fn done(&mut self, slot: &Slot) {
-        self.waiting -= i64::from(slot.count);
+        // A slot that comes again, since the clock was put back, has those of before as well.
+        self.waiting = (self.waiting - i64::from(slot.count)).max(0);
         self.changed = true;
     }
 
