@@ -59,6 +59,11 @@ impl LogWindow {
         }
     }
 
+    /// Another window over the same files, with nothing open.
+    pub(crate) fn another(&self) -> LogWindow {
+        LogWindow::new(&self.directory, self.file_size)
+    }
+
     /// Size of a log file, in bytes.
     pub fn file_size(&self) -> u64 {
         self.file_size

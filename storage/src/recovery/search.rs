@@ -6,6 +6,7 @@ use super::{ScanRange, is_zero, record_bytes};
 use crate::error::FileError;
 use crate::format::record::Record;
 use crate::log_window::{LOOK_BYTES, LogWindow, SCAN_BYTES, WindowLimits};
+use crate::side_by_side;
 
 /// Smallest piece looked at when searching for the next record behind damage.
 const SEARCH_BYTES: usize = 64 << 10;
@@ -13,6 +14,8 @@ const SEARCH_BYTES: usize = 64 << 10;
 const GLANCE_WHOLE: u64 = 32 << 20;
 /// Behind them it looks at the beginning of every piece of so many bytes.
 const GLANCE_STEP: u64 = 1 << 20;
+/// Pieces that one of several threads looks at in turn.
+const SAMPLES_EACH: usize = 4;
 /// How often a long search says how far it is.
 const TELL: Duration = Duration::from_secs(2);
 
@@ -123,26 +126,51 @@ fn decodes(
 pub(crate) fn is_used(window: &mut LogWindow, bases: &[u64], from: u64) -> Result<bool, FileError> {
     let size = window.file_size();
     for base in bases.iter().filter(|base| **base + size > from) {
-        let (file_end, mut looked) = (base + size, 0);
+        let file_end = base + size;
         let mut at = window.skip_hole(from.max(*base))?;
-        while at < file_end {
-            let whole = looked < GLANCE_WHOLE;
-            let piece = if whole { SCAN_BYTES } else { LOOK_BYTES };
-            let piece = (piece as u64).min(file_end - at);
-            let limits = WindowLimits::QUIET;
-            let bytes = window.bytes(at, piece as usize, limits, LOOK_BYTES)?;
-            if bytes.is_some_and(|bytes| !is_zero(bytes)) {
+        let whole_to = file_end.min(at + GLANCE_WHOLE);
+        while at < whole_to {
+            let piece = (SCAN_BYTES as u64).min(file_end - at);
+            if holds_anything(window, at, piece)? {
                 return Ok(true);
             }
-            looked += piece;
-            let next = match whole {
-                true => at + piece,
-                false => at - at % GLANCE_STEP + GLANCE_STEP,
-            };
-            at = match next < file_end {
-                true => window.skip_hole(next)?,
+            at = match at + piece < file_end {
+                true => window.skip_hole(at + piece)?,
                 false => file_end,
             };
+        }
+        if samples_hold_anything(window, at, file_end)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn holds_anything(window: &mut LogWindow, at: u64, len: u64) -> Result<bool, FileError> {
+    let bytes = window.bytes(at, len as usize, WindowLimits::QUIET, LOOK_BYTES)?;
+    Ok(bytes.is_some_and(|bytes| !is_zero(bytes)))
+}
+
+/// Whether anything but zeros begins a piece of `[from, file_end)`. Each look waits for the disk,
+/// so there are several at a time.
+fn samples_hold_anything(window: &LogWindow, from: u64, file_end: u64) -> Result<bool, FileError> {
+    let samples: Vec<u64> = (from..file_end).step_by(GLANCE_STEP as usize).collect();
+    let parts: Vec<&[u64]> = samples.chunks(SAMPLES_EACH).collect();
+    let looked = side_by_side::map(&parts, |part| {
+        let mut window = window.another();
+        for sample in *part {
+            // Data that begins within the piece is where the piece begins.
+            let at = window.skip_hole(*sample)?;
+            let len = (LOOK_BYTES as u64).min(file_end - at.min(file_end));
+            if at - sample < GLANCE_STEP && len > 0 && holds_anything(&mut window, at, len)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    });
+    for found in looked {
+        if found? {
+            return Ok(true);
         }
     }
     Ok(false)
