@@ -14,6 +14,7 @@ use crossbeam_channel::{Receiver, Select, Sender, TrySendError, bounded};
 use saturnmq_storage::append_queue::{AppendFailure, AppendPort, Appended, PushError};
 use saturnmq_storage::error::RetentionError;
 use saturnmq_storage::format::message::MessageParts;
+use saturnmq_storage::format::record::Record;
 use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::reader::{PullOutcome, PullStatus, StoreReader};
 use saturnmq_storage::store::RetentionReport;
@@ -23,6 +24,7 @@ use crate::broker::Broker;
 use crate::core::{encode_reply, now_ms};
 use crate::delay::Delivery;
 use crate::handler::pull::{self, Pull};
+use crate::timer::question::Question;
 use crate::timer::service::{TimerService, TimerStep};
 use crate::transaction::Close;
 use crate::transaction::check::{Checker, Step};
@@ -41,6 +43,8 @@ const RETENTION_AGAIN: Duration = Duration::from_millis(200);
 const RETENTION_AGAIN_MAX: u32 = 25;
 /// Pause before looking again whether the dispatcher has caught up.
 const CATCH_UP: Duration = Duration::from_millis(1);
+/// Index hits that are compared with a message.
+const LOOK_AT: usize = 32;
 /// Longest wait of a job for the dispatcher.
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(1);
 
@@ -157,6 +161,8 @@ pub struct ServiceContext {
     appending: VecDeque<Appending>,
     /// Half messages that are done with once an op message says so.
     closing: VecDeque<Close>,
+    /// Who asks about messages for a time, and what; [`TimerService`] answers.
+    pub(crate) timer_questions: Vec<(ReplySlot, Question)>,
     next_retention: Instant,
     /// Rounds of retention still to come soon, for a resume point is awaited.
     retention_again: u32,
@@ -184,6 +190,34 @@ impl ServiceContext {
         };
         self.next_retention = Instant::now() + pause;
         round
+    }
+
+    /// What became of a message: whether the index leads from this key to a record of `topic`,
+    /// stored from `from_ms` on, that `counts`. Without an index nothing is known.
+    pub(crate) fn became(
+        &mut self,
+        topic: &str,
+        key: &str,
+        from_ms: i64,
+        counts: impl Fn(&Record<'_>) -> bool,
+    ) -> bool {
+        let hits = self
+            .reader
+            .query_index(topic, key, LOOK_AT, from_ms, i64::MAX);
+        let hits = match hits {
+            Ok(hits) => hits,
+            Err(error) => {
+                tracing::warn!(%error, topic, "the index cannot say what became of a message");
+                return false;
+            }
+        };
+        let mut bytes = Vec::new();
+        hits.offsets.iter().any(|offset| {
+            bytes.clear();
+            matches!(self.reader.record(*offset, &mut bytes), Ok(true))
+                && Record::decode(&bytes)
+                    .is_ok_and(|other| other.topic() == topic && counts(&other))
+        })
     }
 
     /// Appends a record; `then` runs when the writer has answered.
@@ -330,6 +364,7 @@ impl Services {
             port,
             appending: VecDeque::new(),
             closing: VecDeque::new(),
+            timer_questions: Vec::new(),
             next_retention,
             retention_again: 0,
         };

@@ -38,6 +38,7 @@ use saturnmq_net::driver::Outbox;
 use crate::answer::{Answer, REQUEST_CODE_NOT_SUPPORTED, Reply, Request, V5_0_0};
 use crate::broker::Broker;
 use crate::core::Core;
+use crate::timer::question::{self, Question};
 
 /// MESSAGE_ILLEGAL.
 pub const MESSAGE_ILLEGAL: i32 = 13;
@@ -183,6 +184,8 @@ fn newer_admin_request(broker: &Broker, request: &Request<'_>) -> Answer {
         request::UPDATE_AND_GET_GROUP_FORBIDDEN => group::forbidden(broker, request),
         request::QUERY_TOPICS_BY_CONSUMER => stats::topics_of_consumer(broker, request),
         request::QUERY_SUBSCRIPTION_BY_CONSUMER => stats::subscription(broker, request),
+        request::GET_TIMER_CHECK_POINT => question::ask(broker, Question::CheckPoint),
+        request::GET_TIMER_METRICS => question::ask(broker, Question::Numbers),
         request::RECALL_MESSAGE => recall::recall(broker, request),
         code => unknown(code),
     }

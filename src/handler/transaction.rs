@@ -32,6 +32,7 @@ use crate::persist::Ticket;
 use crate::services::ServiceContext;
 use crate::topics::Topic;
 use crate::transaction::half::{Digits, End, Half, not_found, op_message, with_property};
+use crate::transaction::settled::is_committed;
 use crate::transaction::table::Begin;
 use crate::transaction::{Close, Ended};
 
@@ -106,6 +107,9 @@ pub fn end(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
     ends.half.clear();
     ends.half.shrink_to(KEEP_BYTES);
     match pulls.reader().record_in_memory(offset, &mut ends.half) {
+        InMemory::Found if is_old(broker, &ends.half) => {
+            return Answer::Work(Box::new(move |services, slot| cold(services, slot, end)));
+        }
         InMemory::Found => {}
         InMemory::Missing => return not_found().into(),
         InMemory::Cold => {
@@ -120,6 +124,12 @@ pub fn end(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
     };
     core.ends.half = half;
     answer
+}
+
+/// Whether an earlier run stored a half message: then it may have been ended without a trace in
+/// memory.
+fn is_old(broker: &Broker, half: &[u8]) -> bool {
+    Record::decode(half).is_ok_and(|record| record.store_timestamp() <= broker.started_ms)
 }
 
 /// A transaction that may be ended.
@@ -375,6 +385,10 @@ fn cold(services: &mut ServiceContext, slot: ReplySlot, end: End) {
     let Some((_, queue)) = &ready.target else {
         return services.close(close);
     };
+    // An earlier run may have stored the message, and its producer not have heard of it.
+    if is_old(&broker, &bytes) && is_committed(services, &ready.half) {
+        return services.close(close);
+    }
     let properties = [ready.half.record.properties().as_bytes()];
     let parts = ready.half.committed(&properties);
     let then = Box::new(

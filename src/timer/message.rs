@@ -20,8 +20,6 @@ use crate::names;
 use crate::services::ServiceContext;
 use crate::topics::Topic;
 
-/// Index hits that are compared with a message.
-const LOOK_AT: usize = 32;
 /// The index knows whole seconds only.
 const COARSE_MS: i64 = 1000;
 
@@ -109,9 +107,9 @@ impl<'r> Timed<'r> {
             return false;
         };
         let begin = self.record.store_timestamp().saturating_sub(COARSE_MS);
-        self.is_among(services, topic, key, begin, |other| {
+        services.became(topic, key, begin, |other| {
             other.physical_offset() > self.record.physical_offset()
-                && self.became(other, topic, rolls)
+                && self.is_source_of(other, rolls)
         })
     }
 
@@ -127,46 +125,18 @@ impl<'r> Timed<'r> {
         };
         let deletes = [self.topic, "+", key].concat();
         // It may stand before a message that was rolled since.
-        self.is_among(services, names::TIMER_TOPIC, key, 0, |other| {
+        services.became(names::TIMER_TOPIC, key, 0, |other| {
             other.properties().get_str(TIMER_DELETES) == Some(deletes.as_str())
         })
     }
 
-    /// Whether the index has a record of a topic and key, stored at `begin` or later, that is
-    /// `wanted`.
-    fn is_among(
-        &self,
-        services: &mut ServiceContext,
-        topic: &str,
-        key: &str,
-        begin: i64,
-        wanted: impl Fn(&Record<'_>) -> bool,
-    ) -> bool {
-        let hits = services
-            .reader
-            .query_index(topic, key, LOOK_AT, begin, i64::MAX);
-        let hits = match hits {
-            Ok(hits) => hits,
-            Err(error) => {
-                tracing::warn!(%error, "the index cannot say what became of a timer message");
-                return false;
-            }
-        };
-        let mut bytes = Vec::new();
-        hits.offsets.iter().any(|offset| {
-            bytes.clear();
-            matches!(services.reader.record(*offset, &mut bytes), Ok(true))
-                && Record::decode(&bytes).is_ok_and(|other| wanted(&other))
-        })
-    }
-
-    fn became(&self, other: &Record<'_>, topic: &str, rolls: bool) -> bool {
+    /// Whether another record is what became of this one.
+    fn is_source_of(&self, other: &Record<'_>, rolls: bool) -> bool {
         let (own, theirs) = (self.record.properties(), other.properties());
         let rolled = own.get_i64(TIMER_ROLL_TIMES).unwrap_or(0) + i64::from(rolls);
-        other.topic() == topic
+        theirs.get(properties::UNIQ_KEY) == own.get(properties::UNIQ_KEY)
             && other.born_timestamp() == self.record.born_timestamp()
             && other.born_host() == self.record.born_host()
-            && theirs.get(properties::UNIQ_KEY) == own.get(properties::UNIQ_KEY)
             && theirs.get(TIMER_OUT_MS) == own.get(TIMER_OUT_MS)
             && theirs.get(TIMER_DELETES) == own.get(TIMER_DELETES)
             && theirs.get_i64(TIMER_ROLL_TIMES).unwrap_or(0) == rolled

@@ -10,6 +10,7 @@ mod direct;
 mod ending;
 pub mod handle;
 pub(crate) mod message;
+pub mod question;
 pub mod service;
 mod slot;
 

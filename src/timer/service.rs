@@ -19,6 +19,7 @@ use super::count;
 use super::direct::Direct;
 use super::ending::{DISPATCH, SlotEnd};
 use super::message::{Sent, Timed, drop_message};
+use super::question::Answers;
 use super::slot::{Delivery, Progress, Tools, waiting};
 use crate::broker::Broker;
 use crate::core::now_ms;
@@ -64,6 +65,7 @@ pub struct TimerService {
     open: Option<Open>,
     pause_until: Instant,
     watcher: usize,
+    answers: Answers,
 }
 
 /// The open files and what goes on.
@@ -105,6 +107,7 @@ impl TimerService {
             open: None,
             pause_until: now,
             watcher: broker.cores.len(),
+            answers: Answers::default(),
         };
         let layout = Layout::new(broker.config.root());
         if enabled && TimerStore::exists(&layout) {
@@ -116,6 +119,9 @@ impl TimerService {
     /// Does what is due; says when to look again, `None` when only a new message can change
     /// anything.
     pub fn round(&mut self, services: &mut ServiceContext, now: Instant) -> Option<Instant> {
+        let open = self.open.as_mut();
+        let files = open.map(|open| (&mut open.store, open.read_ms));
+        self.answers.give(services, files);
         if !self.enabled || self.lost {
             return None;
         }

@@ -11,7 +11,7 @@
 mod ask;
 pub mod check;
 pub mod half;
-mod settled;
+pub mod settled;
 pub mod table;
 mod trail;
 mod window;

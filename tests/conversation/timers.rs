@@ -330,6 +330,40 @@ fn a_recall_counts_for_a_message_that_is_entered_late() {
     assert_eq!(keys(&talk.until_seen("T", 2)), ["other", "last"]);
 }
 
+#[test]
+fn what_waits_is_told_to_newer_clients() {
+    let (running, _dir) = broker(&QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    assert_eq!(talk.ask(60, &[], b"").code, 3);
+    talk.version = 479;
+    assert_eq!(talk.ask(60, &[], b"").body, [0; 56], "nothing ever waited");
+    for (topic, key) in [("T", "a"), ("T", "b"), ("U", "c")] {
+        talk.timed(topic, key, "TIMER_DELAY_SEC", 3600);
+    }
+    let until = Instant::now() + PATIENCE;
+    let told = loop {
+        let answer = talk.ask(61, &[], b"");
+        let told: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
+        if told["timingCount"]["U"]["count"] == 1 {
+            break told;
+        }
+        assert!(Instant::now() < until, "{told}");
+    };
+    assert_eq!(told["timingCount"]["T"]["count"], 2);
+    let number = |body: &[u8], at: usize| {
+        i64::from_be_bytes(body[at..at + 8].try_into().expect("eight bytes"))
+    };
+    loop {
+        let check = talk.ask(60, &[], b"").body;
+        if number(&check, 16) == 3 {
+            assert_eq!(number(&check, 8), 3 * 52);
+            assert!(number(&check, 0) > 0);
+            break;
+        }
+        assert!(Instant::now() < until, "{check:?}");
+    }
+}
+
 /// Waits long enough for what should not be there to show.
 fn settled(talk: &mut Talk, count: usize) -> Vec<Seen> {
     let key = format!("settled{}", now_ms());

@@ -396,6 +396,22 @@ fn a_kill_changes_nothing_about_transactions() {
 }
 
 #[test]
+fn the_end_of_a_transaction_that_is_told_again_after_a_kill_counts_once() {
+    let dir = directory();
+    let mut running = Running::start(dir.path(), &QUIET);
+    let mut talk = Talk::to(running.address("broker"));
+    let (kept, open) = (talk.half("T", "kept"), talk.half("T", "open"));
+    talk.end(&kept, COMMIT);
+    running = killed(running, dir.path(), &QUIET);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.end(&kept, COMMIT);
+    talk.end(&open, COMMIT);
+    talk.end(&kept, COMMIT);
+    assert_eq!(talk.bodies("T"), ["kept", "open"]);
+    drop(running);
+}
+
+#[test]
 fn what_was_committed_without_an_op_message_is_not_delivered_again_after_a_crash() {
     let dir = directory();
     let mut running = Running::start(dir.path(), &QUIET);

@@ -10,7 +10,7 @@ mod log;
 mod recovery;
 mod wheel;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -350,6 +350,25 @@ impl TimerStore {
             true
         })?;
         Ok(found)
+    }
+
+    /// How many messages wait from `read_ms` on, by the Java hash of the topic that they are meant
+    /// for, less those that delete others. Reads the whole timer log.
+    ///
+    /// # Errors
+    /// The timer log cannot be read.
+    pub fn waiting_by_topic(&mut self, read_ms: i64) -> Result<HashMap<i32, i64>, TimerError> {
+        let precision = self.settings.precision_ms;
+        let first = read_ms.div_euclid(precision);
+        let mut counts = HashMap::new();
+        let from = self.log.start();
+        recovery::scan(self, from, recovery::NoItem::Damage, |_, item| {
+            if item.time_ms().div_euclid(precision) >= first {
+                *counts.entry(item.topic_hash).or_default() += i64::from(weight(item.marks));
+            }
+            true
+        })?;
+        Ok(counts)
     }
 
     /// The messages of a slot do not wait any more.

@@ -3,6 +3,8 @@ package saturnmq.store;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import com.alibaba.fastjson.JSONObject;
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -10,6 +12,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.stream.Collectors;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -170,6 +173,27 @@ class TimersTest {
         return wire;
     }
 
+    /** What a broker says about messages that wait is the same for both. */
+    private static void told(Wire wire, int waiting) throws Exception {
+        Await.until(waiting + " that wait", () -> {
+            JSONObject topics = wire.json(Wire.TIMER_NUMBERS).getJSONObject("timingCount");
+            JSONObject numbers = topics.getJSONObject(TOPIC);
+            assertEquals(Set.of("count", "timeStamp"), numbers.keySet());
+            int count = numbers.getIntValue("count");
+            // The one that is due soon may have gone.
+            return count == waiting || count == waiting - 1;
+        });
+        assertEquals(Set.of("counter", "stateVersion", "timestamp"),
+            wire.json(Wire.TIMER_NUMBERS).getJSONObject("dataVersion").keySet());
+        Await.until("a check point", () -> {
+            ByteBuffer check = ByteBuffer.wrap(wire.ask(Wire.TIMER_CHECK).getBody());
+            assertEquals(56, check.remaining());
+            long readTime = check.getLong();
+            long logEnd = check.getLong();
+            return readTime > 0 && logEnd > 0 && check.getLong() > 0 && check.getLong() > 0;
+        });
+    }
+
     /** What waits at one is delivered by the other. */
     private static void handedOver(Path store, String[] settings, boolean fromApache)
         throws Exception {
@@ -178,6 +202,7 @@ class TimersTest {
             sent.some(to(first));
             if (settings == PLAIN) {
                 sent.recalled(to(first));
+                told(to(first), 6);
             }
         }
         try (Server second = start(store, settings, !fromApache)) {

@@ -24,6 +24,8 @@ final class Wire implements AutoCloseable {
     static final int END_TRANSACTION = 37;
     static final int CONSUMER_OFFSETS = 43;
     static final int DELAY_OFFSETS = 45;
+    static final int TIMER_CHECK = 60;
+    static final int TIMER_NUMBERS = 61;
     static final int GROUPS = 201;
     static final int CONSUMERS_OF = 203;
     static final int PRODUCERS_OF = 204;
