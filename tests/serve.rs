@@ -503,6 +503,29 @@ fn ports_can_be_switched_off() {
 }
 
 #[test]
+fn a_closed_terminal_stops_in_order() {
+    let dir = directory();
+    let program = program(dir.path());
+    // Whoever runs the tests may ignore the signal, and that is inherited.
+    let mut command = Command::new("env");
+    command
+        .arg("--default-signal=HUP")
+        .arg(program.get_program());
+    command.args(program.get_args());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let mut running = Running::run(command);
+    running.signal(Signal::SIGHUP);
+    assert!(running.wait().success());
+    assert!(!dir.path().join("abort").exists());
+}
+
+#[test]
 fn a_second_signal_ends_at_once() {
     // A name server that takes connections and never answers holds the stop up for a moment.
     let silent = TcpListener::bind("127.0.0.1:0").expect("bind");
