@@ -143,8 +143,8 @@ class ConsumerControlTest {
     @Test
     void aMessageSentBackByHandComesAfterItsDelay() throws Exception {
         try (Clients clients = new Clients()) {
-            String topic = Cluster.createTopic("by-hand", 1);
-            String group = RetryTest.knownGroup("by-hand", topic);
+            String topic = Cluster.createTopic("sent-back", 1);
+            String group = RetryTest.knownGroup("sent-back", topic);
             Inbox inbox = new Inbox();
             DefaultMQPushConsumer consumer = clients.push(group, topic, "*", inbox);
             stored(Cluster.producer().send(message(topic, "t", "again")));
