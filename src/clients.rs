@@ -43,14 +43,14 @@ pub struct Member {
 }
 
 impl Member {
-    /// A member seen at `now_ms`.
+    /// A member seen at `steady_ms`.
     pub fn new(
         channel: Channel,
         client_id: &str,
         language: Language,
         version: i32,
         peer: SocketAddr,
-        now_ms: i64,
+        steady_ms: i64,
     ) -> Self {
         Self {
             channel,
@@ -58,17 +58,17 @@ impl Member {
             language,
             version,
             peer,
-            last_seen_ms: AtomicI64::new(now_ms),
+            last_seen_ms: AtomicI64::new(steady_ms),
         }
     }
 
-    /// When the client's last heartbeat arrived.
+    /// When the client's last heartbeat arrived, by [`crate::core::steady_ms`].
     pub fn last_seen_ms(&self) -> i64 {
         self.last_seen_ms.load(Ordering::Relaxed)
     }
 
-    fn seen(&self, now_ms: i64) {
-        self.last_seen_ms.store(now_ms, Ordering::Relaxed);
+    fn seen(&self, steady_ms: i64) {
+        self.last_seen_ms.store(steady_ms, Ordering::Relaxed);
     }
 }
 
@@ -261,7 +261,7 @@ impl Clients {
         &self,
         heartbeat: ConsumerHeartbeat,
         member: &Arc<Member>,
-        now_ms: i64,
+        steady_ms: i64,
     ) -> Registered {
         let name: Arc<str> = Arc::from(heartbeat.group.as_str());
         if let Err(full) = self.note(member.channel, &name, Side::Consumers) {
@@ -285,7 +285,7 @@ impl Clients {
             {
                 continue;
             }
-            let registered = self.merge(&group, heartbeat, member, now_ms);
+            let registered = self.merge(&group, heartbeat, member, steady_ms);
             drop(guard);
             return registered;
         }
@@ -299,7 +299,7 @@ impl Clients {
         &self,
         group: &str,
         member: &Arc<Member>,
-        now_ms: i64,
+        steady_ms: i64,
     ) -> Result<(), ClientsFull> {
         let name: Arc<str> = Arc::from(group);
         self.note(member.channel, &name, Side::Producers)?;
@@ -319,7 +319,7 @@ impl Clients {
             }
             let members = group.members.load();
             match members.iter().find(|known| known.channel == member.channel) {
-                Some(known) if same_client(known, member) => known.seen(now_ms),
+                Some(known) if same_client(known, member) => known.seen(steady_ms),
                 _ => {
                     let mut changed: Vec<_> = without(&members, member.channel);
                     changed.push(Arc::clone(member));
@@ -331,9 +331,9 @@ impl Clients {
     }
 
     /// Removes a connection from one consumer group; true if it was a member.
-    pub fn unregister_consumer(&self, group: &str, channel: Channel, now_ms: i64) -> bool {
+    pub fn unregister_consumer(&self, group: &str, channel: Channel, steady_ms: i64) -> bool {
         self.forget(channel, group, Side::Consumers);
-        self.remove_consumer(group, channel, now_ms)
+        self.remove_consumer(group, channel, steady_ms)
     }
 
     /// Removes a connection from one producer group.
@@ -343,7 +343,7 @@ impl Clients {
     }
 
     /// Removes a closed connection everywhere; names the consumer groups that lost a member.
-    pub fn closed(&self, channel: Channel, now_ms: i64) -> Vec<Arc<str>> {
+    pub fn closed(&self, channel: Channel, steady_ms: i64) -> Vec<Arc<str>> {
         let groups = self.channels().remove(&channel);
         let Some(groups) = groups else {
             return Vec::new();
@@ -354,16 +354,16 @@ impl Clients {
             self.remove_producer(group, channel);
         }
         let mut lost: Vec<Arc<str>> = groups.consumers.into_iter().collect();
-        lost.retain(|group| self.remove_consumer(group, channel, now_ms));
+        lost.retain(|group| self.remove_consumer(group, channel, steady_ms));
         lost
     }
 
     /// Connections whose registration ran out; the caller closes them, which removes them.
-    pub fn expired(&self, now_ms: i64, consumers_after_ms: i64) -> Vec<Channel> {
+    pub fn expired(&self, steady_ms: i64, consumers_after_ms: i64) -> Vec<Channel> {
         let mut channels = Vec::new();
         let mut check = |members: &[Arc<Member>], after_ms: i64| {
             for member in members {
-                if now_ms - member.last_seen_ms() > after_ms {
+                if steady_ms - member.last_seen_ms() > after_ms {
                     channels.push(member.channel);
                 }
             }
@@ -377,7 +377,7 @@ impl Clients {
         channels
     }
 
-    fn remove_consumer(&self, group: &str, channel: Channel, now_ms: i64) -> bool {
+    fn remove_consumer(&self, group: &str, channel: Channel, steady_ms: i64) -> bool {
         let Some(held) = self.consumer(group) else {
             return false;
         };
@@ -399,7 +399,7 @@ impl Clients {
             subscription_bytes,
             ..(*view).clone()
         }));
-        held.updated_ms.store(now_ms, Ordering::Relaxed);
+        held.updated_ms.store(steady_ms, Ordering::Relaxed);
         true
     }
 
@@ -467,14 +467,14 @@ impl Clients {
         group: &ConsumerGroup,
         heartbeat: ConsumerHeartbeat,
         member: &Arc<Member>,
-        now_ms: i64,
+        steady_ms: i64,
     ) -> Registered {
         let old = group.view.load_full();
         let known = old
             .member(member.channel)
             .filter(|known| same_client(known, member));
         if let Some(known) = known {
-            known.seen(now_ms);
+            known.seen(steady_ms);
         }
         let joined = known.is_none();
         let merged = heartbeat
@@ -524,7 +524,7 @@ impl Clients {
             view.members.push(Arc::clone(member));
         }
         group.view.store(Arc::new(view));
-        group.updated_ms.store(now_ms, Ordering::Relaxed);
+        group.updated_ms.store(steady_ms, Ordering::Relaxed);
         registered
     }
 }

@@ -20,6 +20,7 @@ use crate::answer::CoreMessage;
 use crate::broker::{Broker, Ports};
 use crate::cli::serve::ServeError;
 use crate::config::{Config, PortChoice};
+use crate::core::steady_ms;
 use crate::http;
 use crate::name_server::outer::Registrar;
 use crate::persist::StateSource;
@@ -402,7 +403,7 @@ fn start_schedules(broker: &Arc<Broker>) {
 }
 
 fn close_silent_brokers(broker: &Broker) {
-    let silent = broker.name_server.registry().expire(now_ms());
+    let silent = broker.name_server.registry().expire(steady_ms());
     for channel in silent {
         let close = CoreMessage::Close { conn: channel.conn };
         let _ = broker.cores.post(channel.core, close);

@@ -419,6 +419,13 @@ pub fn now_ms() -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
+/// Milliseconds since the broker began that no setting of the clock changes: for lives that are
+/// renewed (sessions, queue locks, leases of brokers). Never 0; nothing to another process.
+pub fn steady_ms() -> i64 {
+    static BEGAN: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+    i64::try_from(1 + BEGAN.elapsed().as_millis()).unwrap_or(i64::MAX)
+}
+
 /// Writes a response off the hot path; nothing for one-way requests and gone connections.
 pub(crate) fn write_reply(io: &mut Outbox, conn: ConnectionId, to: ReplyTo, reply: &Reply) {
     if to.oneway {

@@ -1,5 +1,8 @@
 //! Queue locks for ordered consumption (docs/behaviour.md, Queue locks): which client of a group
 //! may consume a queue right now. In memory only; a lock not renewed for [`LOCK_LIFE_MS`] is free.
+//!
+//! Times are those of [`crate::core::steady_ms`]: a clock that is set neither frees a queue that is
+//! consumed nor keeps that of a consumer that died.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
@@ -25,8 +28,8 @@ struct Lock {
 }
 
 impl Lock {
-    fn is_expired(&self, now_ms: i64) -> bool {
-        now_ms - self.renewed_ms > LOCK_LIFE_MS
+    fn is_expired(&self, steady_ms: i64) -> bool {
+        steady_ms - self.renewed_ms > LOCK_LIFE_MS
     }
 }
 
@@ -62,9 +65,9 @@ impl GroupLocks {
     }
 
     /// Locks were taken or renewed; the mutex of the table is held.
-    fn renewed(&self, now_ms: i64) {
+    fn renewed(&self, steady_ms: i64) {
         self.held_until_ms
-            .fetch_max(now_ms + LOCK_LIFE_MS, Ordering::AcqRel);
+            .fetch_max(steady_ms + LOCK_LIFE_MS, Ordering::AcqRel);
     }
 }
 
@@ -83,7 +86,7 @@ impl QueueLocks {
         group: &str,
         client: &str,
         queues: Vec<MessageQueue>,
-        now_ms: i64,
+        steady_ms: i64,
     ) -> Vec<MessageQueue> {
         if queues.is_empty() {
             return queues;
@@ -96,9 +99,9 @@ impl QueueLocks {
             let kept = locks.change(&self.held, |table| {
                 let kept = self.keeps(group, &locks);
                 if kept {
-                    take(table, self.room(table.len()), &client, &mut held, now_ms);
+                    take(table, self.room(table.len()), &client, &mut held, steady_ms);
                     if !held.is_empty() {
-                        locks.renewed(now_ms);
+                        locks.renewed(steady_ms);
                     }
                 }
                 kept
@@ -124,19 +127,19 @@ impl QueueLocks {
     }
 
     /// Whether any lock of the group is still good.
-    pub fn holds_any(&self, group: &str, now_ms: i64) -> bool {
+    pub fn holds_any(&self, group: &str, steady_ms: i64) -> bool {
         self.groups
             .pin()
             .get(group)
-            .is_some_and(|group| group.held_until_ms.load(Ordering::Acquire) >= now_ms)
+            .is_some_and(|group| group.held_until_ms.load(Ordering::Acquire) >= steady_ms)
     }
 
     /// Forgets expired locks and groups without any; called now and then.
-    pub fn sweep(&self, now_ms: i64) {
+    pub fn sweep(&self, steady_ms: i64) {
         let groups = self.groups.pin();
         for (name, group) in &groups {
             group.change(&self.held, |locks| {
-                locks.retain(|_, lock| !lock.is_expired(now_ms));
+                locks.retain(|_, lock| !lock.is_expired(steady_ms));
                 if locks.is_empty() {
                     groups.remove(name);
                 }
@@ -174,12 +177,12 @@ fn take(
     mut room: usize,
     client: &Arc<str>,
     queues: &mut Vec<MessageQueue>,
-    now_ms: i64,
+    steady_ms: i64,
 ) {
     queues.retain(|queue| match locks.get_mut(queue) {
-        Some(lock) if lock.client == *client || lock.is_expired(now_ms) => {
+        Some(lock) if lock.client == *client || lock.is_expired(steady_ms) => {
             lock.client = Arc::clone(client);
-            lock.renewed_ms = now_ms;
+            lock.renewed_ms = steady_ms;
             true
         }
         Some(_) => false,
@@ -189,7 +192,7 @@ fn take(
             room -= 1;
             let lock = Lock {
                 client: Arc::clone(client),
-                renewed_ms: now_ms,
+                renewed_ms: steady_ms,
             };
             locks.insert(queue.clone(), lock);
             true

@@ -19,7 +19,7 @@ use crate::broker::Broker;
 use crate::clients::{
     ClientsFull, ConsumeType, ConsumerHeartbeat, Member, MessageModel, Registered,
 };
-use crate::core::now_ms;
+use crate::core::{now_ms, steady_ms};
 use crate::filter::SQL92;
 use crate::filter::registered::Registration;
 use crate::groups::{FoundGroup, Group};
@@ -55,7 +55,7 @@ pub fn heartbeat(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Ans
     if data.client_id.len() > NAME_MAX {
         return Reply::error(SYSTEM_ERROR, "the client id is too long").into();
     }
-    let now = now_ms();
+    let now = steady_ms();
     let command = request.command;
     let member = Arc::new(Member::new(
         request.channel(),
@@ -187,7 +187,7 @@ impl Heartbeat<'_> {
             .collect();
         self.broker
             .filters
-            .register(group, &registrations, self.now);
+            .register(group, &registrations, now_ms());
     }
 
     /// The retry topic of a group is ordered as long as one of the group's topics is.
@@ -276,7 +276,7 @@ fn encode_notification(out: &mut Vec<u8>, group: &str) {
 /// A connection is gone: its registrations with it, also those of a broker at the name server.
 pub fn closed(broker: &Broker, channel: Channel) {
     broker.name_server.registry().connection_closed(channel);
-    for group in broker.clients.closed(channel, now_ms()) {
+    for group in broker.clients.closed(channel, steady_ms()) {
         filters_unused(broker, &group);
         notify(broker, &group, None);
     }
@@ -311,7 +311,7 @@ pub fn unregister(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> An
     if let Some(group) = consumer
         && broker
             .clients
-            .unregister_consumer(group, request.channel(), now_ms())
+            .unregister_consumer(group, request.channel(), steady_ms())
     {
         filters_unused(broker, group);
         notify(broker, group, Some((request.core, io)));

@@ -5,6 +5,7 @@ use saturnmq_net::messages::heartbeat as wire;
 use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::clients::Member;
+use crate::core::{now_ms, steady_ms};
 use crate::handler::topic::json_reply;
 
 /// CONSUMER_NOT_ONLINE.
@@ -69,7 +70,7 @@ pub fn all_producers(broker: &Broker, _request: &Request<'_>) -> Answer {
         let info = |member: &std::sync::Arc<Member>| wire::ProducerInfo {
             client_id: member.client_id.to_string(),
             language: member.language.name().to_owned(),
-            last_update_timestamp: member.last_seen_ms(),
+            last_update_timestamp: now_ms() - (steady_ms() - member.last_seen_ms()),
             // As Java prints an address without a name.
             remote_ip: format!("/{}", member.peer),
             version: member.version,

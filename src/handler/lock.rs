@@ -5,7 +5,7 @@ use saturnmq_net::messages::lock::{LockBatchRequest, LockBatchResponse};
 
 use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
-use crate::core::now_ms;
+use crate::core::steady_ms;
 
 /// Longest group name or client id that is kept.
 const NAME_MAX: usize = 1024;
@@ -25,10 +25,12 @@ pub fn lock(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(body) => body,
         Err(answer) => return answer,
     };
-    let lock_ok_mq_set =
-        broker
-            .locks
-            .lock(&body.consumer_group, &body.client_id, body.mq_set, now_ms());
+    let lock_ok_mq_set = broker.locks.lock(
+        &body.consumer_group,
+        &body.client_id,
+        body.mq_set,
+        steady_ms(),
+    );
     match serde_json::to_vec(&LockBatchResponse { lock_ok_mq_set }) {
         Ok(json) => Reply::success().body(json).into(),
         Err(error) => Reply::error(SYSTEM_ERROR, error.to_string()).into(),

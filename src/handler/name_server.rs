@@ -1,7 +1,6 @@
 //! Requests to the name server (docs/behaviour.md, "Name server").
 
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use saturnmq_net::codes::request as code;
 use saturnmq_net::codes::response;
@@ -22,6 +21,7 @@ use serde::Serialize;
 
 use crate::answer::{Answer, Reply, Request};
 use crate::broker::Broker;
+use crate::core::steady_ms;
 use crate::handler::faq;
 use crate::name_server::ORDER_TOPIC_CONFIG;
 use crate::name_server::registry::{
@@ -72,13 +72,6 @@ fn json(body: &impl Serialize) -> Answer {
         Ok(bytes) => Reply::success().body(bytes).into(),
         Err(error) => Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
     }
-}
-
-fn now_ms() -> i64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn broker_data(name: &str, entry: &BrokerEntry) -> BrokerData {
@@ -278,7 +271,7 @@ fn register(broker: &Broker, request: &Request<'_>) -> Answer {
         broker
             .name_server
             .registry()
-            .register(registration, Some(request.channel()), now_ms());
+            .register(registration, Some(request.channel()), steady_ms());
     match outcome {
         Err(error) => Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
         Ok(registered) => {
@@ -341,7 +334,7 @@ fn query_version(broker: &Broker, request: &Request<'_>) -> Answer {
     let held = registry.version_of(header.cluster_name, header.broker_addr);
     let changed = held != Some(version(asked));
     if !changed {
-        registry.touch(header.cluster_name, header.broker_addr, now_ms());
+        registry.touch(header.cluster_name, header.broker_addr, steady_ms());
     }
     let mut reply = Reply::success().field("changed", changed);
     if let Some(held) = held {
@@ -363,7 +356,7 @@ fn broker_heartbeat(broker: &Broker, request: &Request<'_>) -> Answer {
     broker
         .name_server
         .registry()
-        .touch(header.cluster_name, header.broker_addr, now_ms());
+        .touch(header.cluster_name, header.broker_addr, steady_ms());
     Reply::success().into()
 }
 

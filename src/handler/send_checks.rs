@@ -10,7 +10,7 @@ use saturnmq_storage::store::StoreState;
 
 use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
-use crate::core::now_ms;
+use crate::core::{now_ms, steady_ms};
 use crate::groups::{FoundGroup, Group};
 use crate::handler::{
     INVALID_PARAMETER, MESSAGE_ILLEGAL, NO_PERMISSION, SERVICE_NOT_AVAILABLE,
@@ -206,7 +206,7 @@ pub fn retry_target(
     // Ordered consumers send a message at their limit, not above it: a 4.9 broker counts that as
     // dead, a 5.x broker any message of a group that holds locks.
     let dead = if request.is_v5() {
-        send.reconsume_times > limit || broker.locks.holds_any(&group.config.name, now_ms())
+        send.reconsume_times > limit || broker.locks.holds_any(&group.config.name, steady_ms())
     } else {
         send.reconsume_times >= limit
     };
