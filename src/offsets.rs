@@ -2,7 +2,7 @@
 //! lock, kept in `consumerOffset.json`; and the delay levels' progress in `delayOffset.json`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use papaya::Equivalent;
@@ -132,10 +132,26 @@ impl ConsumerOffsets {
             .is_some();
         let stored = known
             || self.cells.len() < self.limit && self.first_commit(group, topic, queue_id, offset);
-        if stored && !self.dirty.load(Ordering::Relaxed) {
-            self.dirty.store(true, Ordering::Release);
+        if stored {
+            mark(&self.dirty);
         }
         stored
+    }
+
+    /// Takes offsets that lie behind the end of their queue back to it; returns how many. `end` is
+    /// the next offset of a queue, `None` where nobody knows one. For the start after a crash: the
+    /// messages that were consumed are gone, and those that get their offsets must be consumed.
+    pub fn hold_within(&self, end: impl Fn(&str, i32) -> Option<i64>) -> usize {
+        let mut held = 0;
+        for (topic, group, queues) in self.snapshot() {
+            for (queue, offset) in queues {
+                if let Some(end) = end(&topic, queue).filter(|end| *end < offset) {
+                    self.commit(&group, &topic, queue, end);
+                    held += 1;
+                }
+            }
+        }
+        held
     }
 
     fn first_commit(&self, group: &str, topic: &str, queue_id: i32, offset: i64) -> bool {
@@ -275,9 +291,7 @@ impl ConsumerOffsets {
 
     /// Asks for a write if anything was committed since the last call; on a schedule and at stop.
     pub fn save_if_changed(&self) -> Option<Ticket> {
-        self.dirty
-            .swap(false, Ordering::AcqRel)
-            .then(|| self.persist.changed(File::ConsumerOffsets))
+        take(&self.dirty).then(|| self.persist.changed(File::ConsumerOffsets))
     }
 
     /// The version that answers carry.
@@ -397,6 +411,23 @@ fn numbers(value: &Value) -> Vec<(i32, i64)> {
         .collect()
 }
 
+/// Marks what was stored before as not written yet; one load while it is marked already.
+fn mark(dirty: &AtomicBool) {
+    // Without the fence the load may come before the offset's store is seen: a snapshot between
+    // the two lacks the offset, and nothing asks for another.
+    fence(Ordering::SeqCst);
+    if !dirty.load(Ordering::Relaxed) {
+        dirty.store(true, Ordering::Release);
+    }
+}
+
+/// Whether anything was marked; what is marked until now is in a snapshot taken afterwards.
+fn take(dirty: &AtomicBool) -> bool {
+    let marked = dirty.swap(false, Ordering::AcqRel);
+    fence(Ordering::SeqCst);
+    marked
+}
+
 /// Next offset per delay level, kept in `delayOffset.json`.
 pub struct DelayOffsets {
     levels: papaya::HashMap<i32, AtomicI64>,
@@ -441,14 +472,12 @@ impl DelayOffsets {
         let levels = self.levels.pin();
         let cell = levels.get_or_insert_with(level, || AtomicI64::new(offset));
         cell.store(offset, Ordering::Release);
-        self.dirty.store(true, Ordering::Release);
+        mark(&self.dirty);
     }
 
     /// Asks for a write if anything changed since the last call; on a schedule and at stop.
     pub fn save_if_changed(&self) -> Option<Ticket> {
-        self.dirty
-            .swap(false, Ordering::AcqRel)
-            .then(|| self.persist.changed(File::DelayOffsets))
+        take(&self.dirty).then(|| self.persist.changed(File::DelayOffsets))
     }
 
     /// The text of `delayOffset.json`.

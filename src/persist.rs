@@ -165,6 +165,8 @@ struct FileState {
     /// Highest version a failed write covered.
     failed: AtomicU64,
     writes: AtomicU64,
+    /// One write of a file at a time, also at a stop that did not wait for the last one.
+    writing: Mutex<()>,
     waiting: Mutex<Vec<Waiting>>,
     last_error: Mutex<Option<WriteError>>,
 }
@@ -373,6 +375,7 @@ impl Persist {
 
     fn write(&self, file: File, source: &dyn StateSource) -> Result<(), WriteError> {
         let state = self.state(file);
+        let _alone = lock(&state.writing);
         // Read before the text is taken: the text covers at least this many changes.
         let version = state.changed.load(Ordering::Acquire);
         let outcome = match source.text(file) {

@@ -21,7 +21,7 @@ use saturnmq_storage::store::RetentionReport;
 
 use crate::answer::{CoreMessage, LaterJob, Reply, ReplySlot, SYSTEM_ERROR, WorkJob};
 use crate::broker::Broker;
-use crate::core::{encode_reply, now_ms};
+use crate::core::{encode_reply, steady_ms};
 use crate::delay::Delivery;
 use crate::handler::pull::{self, Pull};
 use crate::timer::question::Question;
@@ -431,12 +431,9 @@ impl Services {
             match self.context.appending.pop_front() {
                 Some(Appending::Job(then)) => then(&mut self.context, result.outcome),
                 Some(Appending::Delivery { level, offset }) => {
-                    let delivered = result.outcome.is_ok();
-                    if let Err(failure) = result.outcome {
-                        tracing::warn!(level = level + 1, offset, %failure, "a delivery failed");
-                    }
+                    let outcome = result.outcome.map(drop);
                     self.delivery
-                        .done(&self.context.broker, level, offset, delivered);
+                        .done(&self.context.broker, level, offset, outcome);
                 }
                 Some(Appending::Check(step)) => {
                     self.checker.done(&mut self.context, step, result.outcome);
@@ -527,7 +524,7 @@ impl Services {
 
 /// Closes connections whose registration ran out and forgets expired locks.
 fn sweep(broker: &Broker) {
-    let now = now_ms();
+    let now = steady_ms();
     let after = i64::try_from(broker.live.load().channel_expired_ms).unwrap_or(i64::MAX);
     for channel in broker.clients.expired(now, after) {
         tracing::info!(

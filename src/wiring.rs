@@ -129,7 +129,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         filters: RegisteredFilters::load(Arc::clone(&persist), &config.filters, now_ms())?,
         delay_offsets: Arc::new(DelayOffsets::load(Arc::clone(&persist))?),
         name_server: NameServer::load(&persist, config.name_server_limits)?,
-        transactions: Transactions::new(),
+        transactions: Transactions::new(store.watermarks().appended()),
         timers: Timers::default(),
         clients: Clients::default(),
         locks: QueueLocks::default(),
@@ -145,6 +145,9 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         persist,
     });
     tell_unknown_topics(&broker);
+    if !report.clean {
+        hold_offsets(&broker);
+    }
     // The services thread has the port behind those of the cores; it looks at no wake queue.
     let port = ports.split_off(broker.config.cores);
     wakes.truncate(broker.config.cores);
@@ -163,6 +166,21 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
             let _ = services.join();
             Err(error)
         }
+    }
+}
+
+/// No group is ahead of what came back after a crash: it would miss what gets those offsets next.
+fn hold_offsets(broker: &Broker) {
+    let held = broker.offsets.hold_within(|topic, queue| {
+        broker.topics.get(topic)?;
+        let queue = broker.store.queue(topic, queue);
+        Some(queue.map_or(0, |queue| queue.next_offset().max(queue.max_offset())))
+    });
+    if held > 0 {
+        tracing::warn!(
+            offsets = held,
+            "groups had consumed messages that the crash took: they go on at the ends of the queues"
+        );
     }
 }
 

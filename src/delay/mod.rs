@@ -5,11 +5,14 @@
 //! order; the level's offset moves when the writer has acknowledged them, so that after a crash a
 //! message is delivered again rather than never.
 
+mod seen;
+mod window;
+
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use saturnmq_storage::append_queue::PushError;
+use saturnmq_storage::append_queue::{AppendFailure, PushError};
 use saturnmq_storage::error::ReadError;
 use saturnmq_storage::format::consume_entry::ConsumeEntry;
 use saturnmq_storage::format::message::{MessageParts, sys_flag};
@@ -21,27 +24,58 @@ use crate::core::now_ms;
 use crate::handler::properties::{REAL_QID, REAL_TOPIC};
 use crate::names;
 use crate::services::ServiceContext;
+use seen::Seen;
+use window::Window;
 
-/// Deliveries of one level that the writer has not answered.
-const WINDOW: i64 = 256;
 /// Pause after a failed delivery, and before a level without entries is looked at again.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Why messages of a topic that is gone are not delivered.
+const TOPIC_DELETED: &str = "their topic was deleted";
 /// Pause before the first deliveries.
 const FIRST: Duration = Duration::from_secs(1);
+/// How long one level works before others get their turn on the thread.
+const STEP: Duration = Duration::from_millis(5);
 
 /// One delay level.
 struct Level {
     number: i32,
     delay_ms: i64,
     queue: Option<Arc<Queue>>,
-    /// Queue offset that is appended next.
-    next: i64,
-    /// Queue offset up to which everything is delivered.
-    delivered: i64,
-    /// Whether a delivery failed and the ones behind it must be made again.
-    failed: bool,
+    window: Window,
+    seen: Seen,
+    dropped: Dropped,
     /// Not to be looked at before.
     pause_until: Instant,
+}
+
+/// Messages left out that the operator was not told of.
+#[derive(Default)]
+struct Dropped {
+    count: u64,
+    /// Queue offset of the first, and why.
+    first: i64,
+    why: &'static str,
+}
+
+impl Dropped {
+    fn add(&mut self, offset: i64, why: &'static str) {
+        if self.count == 0 {
+            (self.first, self.why) = (offset, why);
+        }
+        self.count += 1;
+    }
+
+    fn tell(&mut self, level: i32) {
+        if self.count > 0 {
+            let Self { count, first, why } = std::mem::take(self);
+            tracing::warn!(
+                level,
+                offset = first,
+                count,
+                "delayed messages are dropped: {why}"
+            );
+        }
+    }
 }
 
 /// The delivery of all levels.
@@ -73,9 +107,9 @@ impl Delivery {
                 number,
                 delay_ms: i64::try_from(*delay).unwrap_or(i64::MAX),
                 queue,
-                next,
-                delivered: next,
-                failed: false,
+                window: Window::new(next),
+                seen: Seen::new(Duration::from_millis(*delay)),
+                dropped: Dropped::default(),
                 pause_until: now + FIRST,
             });
         }
@@ -106,7 +140,7 @@ impl Delivery {
         index: usize,
         now: Instant,
     ) -> Option<Instant> {
-        let record = &mut self.record;
+        let (record, watcher) = (&mut self.record, self.watcher);
         let level = self.levels.get_mut(index)?;
         if now < level.pause_until {
             return Some(level.pause_until);
@@ -117,83 +151,134 @@ impl Delivery {
         let Some(queue) = level.queue.clone() else {
             return Some(now + PAUSE);
         };
-        if level.failed {
-            // The ones behind the failed delivery are made again once those in flight are settled.
-            if level.next != level.delivered {
-                return None;
+        let before = level.window.delivered();
+        let again = level.step(services, index, (&queue, watcher), record);
+        level.dropped.tell(level.number);
+        level.note_progress(&services.broker, before);
+        again
+    }
+
+    /// Books the answer of the writer to a delivery.
+    pub fn done(
+        &mut self,
+        broker: &Broker,
+        index: usize,
+        offset: i64,
+        outcome: Result<(), AppendFailure>,
+    ) {
+        let Some(level) = self.levels.get_mut(index) else {
+            return;
+        };
+        let before = level.window.delivered();
+        match outcome {
+            Ok(()) => level.window.answered(offset, true),
+            Err(AppendFailure::QueueGone) => {
+                level.dropped.add(offset, TOPIC_DELETED);
+                level.window.answered(offset, true);
             }
-            level.failed = false;
+            Err(failure) => {
+                tracing::warn!(level = level.number, offset, %failure, "a delivery failed");
+                level.pause_until = Instant::now() + PAUSE;
+                level.window.answered(offset, false);
+            }
+        }
+        level.note_progress(broker, before);
+    }
+
+    /// Stores where each level stands.
+    pub fn save(&self, broker: &Broker) {
+        for level in &self.levels {
+            level.note_progress(broker, 0);
+        }
+    }
+}
+
+impl Level {
+    /// Appends what is due, for [`STEP`] at most; says when to look again.
+    fn step(
+        &mut self,
+        services: &mut ServiceContext,
+        index: usize,
+        (queue, watcher): (&Arc<Queue>, Option<usize>),
+        record: &mut Vec<u8>,
+    ) -> Option<Instant> {
+        let begun = Instant::now();
+        self.seen.look(begun, queue.max_offset());
+        if !self.window.takes_up() {
+            return None;
         }
         loop {
-            if level.next - level.delivered >= WINDOW {
+            if begun.elapsed() >= STEP {
+                return Some(begun);
+            }
+            if self.window.is_full() {
                 return None;
             }
-            if level.next == level.delivered {
-                level.next = within(&queue, level.next);
-                level.delivered = level.next;
+            if self.window.is_idle() && self.window.next() == self.window.delivered() {
+                let at = within(queue, self.window.next());
+                self.window.start_at(at);
             }
-            let due = match queue.entry(level.next) {
-                Ok(Some(entry)) => deliver(services, level, index, (&queue, &entry), record),
+            let next = self.window.next();
+            let due = match queue.entry(next) {
+                Ok(Some(entry)) => deliver(services, self, index, (queue, &entry), record),
                 Ok(None) => {
-                    if let Some(watcher) = self.watcher {
+                    if let Some(watcher) = watcher {
                         queue.watch(watcher);
                     }
-                    if queue.max_offset() <= level.next {
+                    if queue.max_offset() <= next {
                         return None;
                     }
                     record.clear();
-                    match services.reader.queued_record(&queue, level.next, record) {
+                    match services.reader.queued_record(queue, next, record) {
                         // It came meanwhile.
                         Ok(true) => continue,
                         // A blank one, or expired.
-                        Ok(false) => skip(services, level, "its queue entry is gone"),
-                        Err(error) => later(level, &error),
+                        Ok(false) => skip(self, "their queue entry is gone"),
+                        Err(error) => later(self, &error),
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(level = level.number, %error, "a schedule entry is unreadable");
+                    tracing::warn!(level = self.number, %error, "a schedule entry is unreadable");
                     Due::Later
                 }
             };
             match due {
                 Due::Next => {}
                 Due::In(ms) => {
-                    return Some(now + Duration::from_millis(u64::try_from(ms).unwrap_or(0)));
+                    let wait = Duration::from_millis(u64::try_from(ms).unwrap_or(0));
+                    // New entries are looked at meanwhile: their times may not be believed.
+                    return Some(begun + wait.min(self.seen.spacing().max(PAUSE)));
                 }
                 Due::Later => {
-                    level.pause_until = now + PAUSE;
-                    return Some(level.pause_until);
+                    self.pause_until = begun + PAUSE;
+                    return Some(self.pause_until);
                 }
             }
         }
     }
 
-    /// Books the answer of the writer to a delivery.
-    pub fn done(&mut self, broker: &Broker, index: usize, offset: i64, delivered: bool) {
-        let Some(level) = self.levels.get_mut(index) else {
-            return;
+    /// In how many milliseconds an entry is due that says `at`, in milliseconds since the epoch;
+    /// `None` when it is due.
+    fn wait_ms(&self, at: i64) -> Option<i64> {
+        let left = at.saturating_sub(now_ms());
+        if left <= self.delay_ms {
+            return (left > 0).then_some(left);
+        }
+        // The clock was ahead when it was stored, or the level's delay was longer.
+        let Some(since) = self.seen.since(self.window.next()) else {
+            let spacing = self.seen.spacing().as_millis();
+            return Some(i64::try_from(spacing).unwrap_or(i64::MAX));
         };
-        if delivered && !level.failed {
-            level.delivered = offset + 1;
-            broker.delay_offsets.set(level.number, level.delivered);
-            return;
-        }
-        if !level.failed {
-            level.failed = true;
-            level.pause_until = Instant::now() + PAUSE;
-        }
-        // The last one in flight opens the level again, from the failed delivery on.
-        if offset + 1 == level.next {
-            level.next = level.delivered;
-        }
+        let waited = i64::try_from(since.elapsed().as_millis()).unwrap_or(i64::MAX);
+        let left = self.delay_ms.saturating_sub(waited);
+        (left > 0).then_some(left)
     }
 
-    /// Stores where each level stands.
-    pub fn save(&self, broker: &Broker) {
-        for level in &self.levels {
-            if level.delivered > 0 {
-                broker.delay_offsets.set(level.number, level.delivered);
-            }
+    /// Has the offset stored if it moved from `before`.
+    fn note_progress(&self, broker: &Broker, before: i64) {
+        let delivered = self.window.delivered();
+        if delivered != before {
+            broker.delay_offsets.set(self.number, delivered);
         }
     }
 }
@@ -211,32 +296,30 @@ fn deliver(
     (queue, entry): (&Queue, &ConsumeEntry),
     record: &mut Vec<u8>,
 ) -> Due {
-    let now = now_ms();
-    // A time farther away than the level's delay comes from a clock that went back: due now.
-    let at = entry.tags_code;
-    if at > now && at <= now.saturating_add(level.delay_ms) {
-        return Due::In(at - now);
+    if let Some(wait) = level.wait_ms(entry.tags_code) {
+        return Due::In(wait);
     }
     record.clear();
-    match services.reader.queued_record(queue, level.next, record) {
+    let next = level.window.next();
+    match services.reader.queued_record(queue, next, record) {
         Ok(true) => {}
-        Ok(false) => return skip(services, level, "its record is gone"),
+        Ok(false) => return skip(level, "their records are gone"),
         // It will not get better, and those behind it must not wait for that.
-        Err(ReadError::Damaged { .. }) => return skip(services, level, "its record is damaged"),
+        Err(ReadError::Damaged { .. }) => return skip(level, "their records are damaged"),
         Err(error) => return later(level, &error),
     }
     let message = match Record::decode(record) {
         Ok(message) => message,
-        Err(_) => return skip(services, level, "its record is damaged"),
+        Err(_) => return skip(level, "their records are damaged"),
     };
     let properties = message.properties();
     let topic = properties.get_str(REAL_TOPIC);
     let queue_id = properties.get_str(REAL_QID).map_or(Ok(0), i32::from_str);
     let (Some(topic), Ok(queue_id)) = (topic, queue_id) else {
-        return skip(services, level, "it names no real topic");
+        return skip(level, "they name no real topic");
     };
     if topic == names::HALF_TOPIC || names::check_topic(topic).is_err() || queue_id < 0 {
-        return skip(services, level, "its real topic cannot be delivered to");
+        return skip(level, "their real topic cannot be delivered to");
     }
     append(services, level, index, &message, (topic, queue_id))
 }
@@ -258,10 +341,10 @@ fn append(
         return Due::Later;
     }
     let Some(known) = broker.topics.get(topic) else {
-        return skip(services, level, "its topic was deleted");
+        return skip(level, TOPIC_DELETED);
     };
     if known.config.has_batch_queues() {
-        return skip(services, level, "its topic has queue.type=BatchCQ");
+        return skip(level, "their topic has queue.type=BatchCQ");
     }
     if broker.awaited(&known).is_some() {
         return Due::Later;
@@ -283,35 +366,22 @@ fn append(
         body: message.body(),
         properties: &[properties],
     };
-    match services.deliver(&queue, &parts, index, level.next) {
+    match services.deliver(&queue, &parts, index, level.window.next()) {
         Ok(()) => {
-            level.next += 1;
+            level.window.sent();
             Due::Next
         }
         Err(PushError::Full | PushError::Closed) => Due::Later,
         Err(error) => {
             tracing::error!(level = level.number, %error, "a delayed message cannot be stored");
-            skip(services, level, "it is illegal")
+            skip(level, "they are illegal")
         }
     }
 }
 
-/// Leaves a message out. It counts as delivered once those before it are.
-fn skip(services: &ServiceContext, level: &mut Level, why: &str) -> Due {
-    tracing::warn!(
-        level = level.number,
-        offset = level.next,
-        "a delayed message is dropped: {why}"
-    );
-    if level.next == level.delivered {
-        level.delivered += 1;
-        services
-            .broker
-            .delay_offsets
-            .set(level.number, level.delivered);
-        level.next += 1;
-        return Due::Next;
-    }
-    // Deliveries before it are in flight: come back when they are done.
-    Due::Later
+/// Leaves a message out: it counts as delivered.
+fn skip(level: &mut Level, why: &'static str) -> Due {
+    level.dropped.add(level.window.next(), why);
+    level.window.dropped();
+    Due::Next
 }

@@ -134,10 +134,9 @@ pub fn delete(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(asked) => asked,
         Err(error) => return error.into(),
     };
-    let Some((_, ticket)) = broker.groups.remove(asked.group_name) else {
-        return Reply::success().into();
-    };
-    let mut tickets = vec![ticket];
+    let removed = broker.groups.remove(asked.group_name);
+    let mut tickets: Vec<_> = removed.into_iter().map(|(_, ticket)| ticket).collect();
+    // Also without a configuration: a group that is made again would go on where it was.
     if asked.cleans_offsets() {
         tickets.push(broker.offsets.remove_group(asked.group_name));
     }

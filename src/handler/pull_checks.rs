@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use saturnmq_net::driver::Outbox;
+use saturnmq_net::header::fields::FieldError;
 use saturnmq_net::messages::pull::{
     PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullRequest,
 };
@@ -60,7 +61,10 @@ pub fn pull(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
         return moved(&checked, offset, request, io);
     }
     if pull.sys_flag & PULL_COMMIT_OFFSET != 0 {
-        let offset = pull.commit_offset.unwrap_or(0);
+        let Some(offset) = pull.commit_offset else {
+            let field = "commitOffset";
+            return FieldError::Missing { field }.into();
+        };
         broker
             .offsets
             .commit(pull.consumer_group, pull.topic, pull.queue_id, offset);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use saturnmq_net::codes::request as codes;
 use saturnmq_net::messages::send::SendRequest;
-use saturnmq_storage::append_queue::Appended;
+use saturnmq_storage::append_queue::{AppendFailure, Appended, PushError};
 use saturnmq_storage::format::message::MessageParts;
 use saturnmq_storage::format::message_id::MessageId;
 use saturnmq_storage::queue_table::Queue;
@@ -16,9 +16,9 @@ use saturnmq_storage::queue_table::Queue;
 use crate::answer::{Answer, Ask, CoreMessage, Reply, ReplySlot, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::core::now_ms;
-use crate::handler::MESSAGE_ILLEGAL;
 use crate::handler::properties::{self, PropertyScan};
 use crate::handler::send_checks;
+use crate::handler::{MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE};
 use crate::services::ServiceContext;
 
 /// How long the producer has to take its reply.
@@ -121,8 +121,19 @@ fn store(services: &mut ServiceContext, slot: ReplySlot, taken: Taken) {
         push(services, slot, &taken, outcome.ok());
     };
     if let Err(error) = services.append(&queue, &parts, Box::new(then)) {
-        let refused = send_checks::reply(&broker, MESSAGE_ILLEGAL, error.to_string());
-        services.reply(slot, refused);
+        services.reply(slot, refusal(&broker, &error));
+    }
+}
+
+/// Why a reply was not stored. Only 13 says that sending it again is of no use.
+fn refusal(broker: &Broker, error: &PushError) -> Reply {
+    match error {
+        PushError::Full => Reply::overload(),
+        PushError::Closed => {
+            let why = send_checks::unavailable(&AppendFailure::ShuttingDown);
+            send_checks::reply(broker, SERVICE_NOT_AVAILABLE, why)
+        }
+        error => send_checks::reply(broker, MESSAGE_ILLEGAL, error.to_string()),
     }
 }
 

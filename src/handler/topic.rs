@@ -304,10 +304,10 @@ pub fn delete(broker: &Broker, request: &Request<'_>) -> Answer {
             Err(error) if !request.is_v5() || error == NameError::TopicBlank => {
                 return refused_name(request, error.to_string()).into();
             }
-            Ok(()) | Err(_) => {}
+            // Nothing may be removed under a name that is none.
+            Err(_) => return Reply::success().into(),
+            Ok(()) => {}
         }
-        // Nothing else may be removed under a name that nobody checked.
-        return Reply::success().into();
     }
     let topic = asked.topic.to_owned();
     Answer::Work(Box::new(move |services, slot| {
@@ -331,10 +331,10 @@ fn remove(services: &mut ServiceContext, topic: &str) -> Result<Vec<Ticket>, Rep
     }
     let mut tickets = Vec::new();
     for name in doomed {
-        let Some((_, ticket)) = broker.topics.remove(&name) else {
-            continue;
-        };
-        tickets.push(ticket);
+        // Progress and queue files go without a configuration as well: a topic that is made again
+        // would go on with them.
+        let removed = broker.topics.remove(&name);
+        tickets.extend(removed.map(|(_, ticket)| ticket));
         tickets.push(broker.offsets.remove_topic(&name));
         broker.store.remove_topic(&name).map_err(|error| {
             let remark = format!("{name} is removed, but its queue files are not: {error}");

@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use saturnmq_net::driver::Outbox;
 use saturnmq_net::messages::message_id;
@@ -107,7 +106,7 @@ pub fn end(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
     ends.half.clear();
     ends.half.shrink_to(KEEP_BYTES);
     match pulls.reader().record_in_memory(offset, &mut ends.half) {
-        InMemory::Found if is_old(broker, &ends.half) => {
+        InMemory::Found if is_doubtful(broker, &ends.half) => {
             return Answer::Work(Box::new(move |services, slot| cold(services, slot, end)));
         }
         InMemory::Found => {}
@@ -126,10 +125,9 @@ pub fn end(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
     answer
 }
 
-/// Whether an earlier run stored a half message: then it may have been ended without a trace in
-/// memory.
-fn is_old(broker: &Broker, half: &[u8]) -> bool {
-    Record::decode(half).is_ok_and(|record| record.store_timestamp() <= broker.started_ms)
+/// Whether a half message may have been ended without a trace in memory.
+fn is_doubtful(broker: &Broker, half: &[u8]) -> bool {
+    Record::decode(half).is_ok_and(|record| broker.transactions.is_doubtful(&record))
 }
 
 /// A transaction that may be ended.
@@ -345,8 +343,8 @@ pub fn booked(
         Err(failure) => {
             tracing::warn!(half, %failure, "a transaction could not be ended");
             broker.transactions.table().failed(half);
-            let failed_ms = &broker.transactions.failed_ms;
-            failed_ms.fetch_max(now_ms(), Ordering::Relaxed);
+            let log_end = broker.store.watermarks().appended();
+            broker.transactions.op_failed(log_end);
             failed(&failure)
         }
     }
@@ -385,8 +383,9 @@ fn cold(services: &mut ServiceContext, slot: ReplySlot, end: End) {
     let Some((_, queue)) = &ready.target else {
         return services.close(close);
     };
-    // An earlier run may have stored the message, and its producer not have heard of it.
-    if is_old(&broker, &bytes) && is_committed(services, &ready.half) {
+    // An earlier run may have stored the message, or this one without the op message about it, or
+    // so long ago that the table has forgotten.
+    if is_committed(services, &ready.half) {
         return services.close(close);
     }
     let properties = [ready.half.record.properties().as_bytes()];

@@ -66,7 +66,8 @@ enum Phase {
     /// Looks at half messages from `next` on.
     Walking {
         next: i64,
-        started_ms: i64,
+        /// Where the queue ended when the walk began: copies made by it are left for the next.
+        end: i64,
         until: Instant,
     },
 }
@@ -136,7 +137,7 @@ impl Checker {
             Phase::Resting => {
                 self.phase = Phase::Walking {
                     next: 0,
-                    started_ms: now_ms(),
+                    end: self.half.max_offset(),
                     until: now + LONGEST,
                 };
                 Some(now)
@@ -201,12 +202,7 @@ impl Checker {
 
     fn walk(&mut self, services: &mut ServiceContext, now: Instant) -> Option<Instant> {
         for _ in 0..PER_STEP {
-            let Phase::Walking {
-                next,
-                started_ms,
-                until,
-            } = self.phase
-            else {
+            let Phase::Walking { next, end, until } = self.phase else {
                 return Some(now);
             };
             if now >= until {
@@ -215,16 +211,15 @@ impl Checker {
             if self.in_flight >= WINDOW {
                 return None;
             }
-            let end = self.half.max_offset();
             let open = services.broker.transactions.table().next_open(next, end);
             let Some(half) = open else {
                 return self.rest(services, now);
             };
-            match self.look(services, half, started_ms) {
+            match self.look(services, half) {
                 Walk::Next => {
                     self.phase = Phase::Walking {
                         next: half + 1,
-                        started_ms,
+                        end,
                         until,
                     }
                 }
@@ -255,7 +250,7 @@ impl Checker {
     }
 
     /// Looks at one half message that nothing says is done with.
-    fn look(&mut self, services: &mut ServiceContext, half: i64, started_ms: i64) -> Walk {
+    fn look(&mut self, services: &mut ServiceContext, half: i64) -> Walk {
         let broker = Arc::clone(&services.broker);
         let found = broker.transactions.table().look(half);
         match found {
@@ -276,7 +271,7 @@ impl Checker {
         bytes.clear();
         let walk = match services.reader.record(entry.physical_offset, &mut bytes) {
             Ok(true) => match Record::decode(&bytes).ok().and_then(|r| Half::of(&r)) {
-                Some(message) => self.judge(services, half, &message, started_ms),
+                Some(message) => self.judge(services, half, &message),
                 None => skip(&broker, half, "is no half message"),
             },
             Ok(false) => skip(&broker, half, "is gone"),
@@ -290,18 +285,9 @@ impl Checker {
         walk
     }
 
-    fn judge(
-        &mut self,
-        services: &mut ServiceContext,
-        half: i64,
-        message: &Half<'_>,
-        started_ms: i64,
-    ) -> Walk {
+    fn judge(&mut self, services: &mut ServiceContext, half: i64, message: &Half<'_>) -> Walk {
         let broker = Arc::clone(&services.broker);
         let record = &message.record;
-        if record.store_timestamp() >= started_ms {
-            return Walk::End;
-        }
         let live = broker.live.load();
         let age = now_ms().saturating_sub(record.born_timestamp());
         let reserved = broker.config.store.retention.file_reserved.as_millis();
@@ -332,20 +318,13 @@ impl Checker {
                 false => Walk::Next,
             };
         }
-        let doubtful = record.store_timestamp() < self.doubtful_before(&broker);
-        if doubtful && is_settled(services, message) {
+        if broker.transactions.is_doubtful(record) && is_settled(services, message) {
             return self.close(services, half);
         }
         match over {
             true => self.give_up(services, half, message),
             false => self.copy(services, half, message, true),
         }
-    }
-
-    /// Half messages stored before this time may be done with without an op message about it.
-    fn doubtful_before(&self, broker: &Broker) -> i64 {
-        let failed = broker.transactions.failed_ms.load(Ordering::Relaxed);
-        broker.started_ms.max(failed)
     }
 
     /// Copies a half message to the end of its queue.
@@ -481,6 +460,8 @@ impl Checker {
                 (None, Ok(appended)) => transactions.table().closed(half, appended.queue_offset),
                 (None, Err(failure)) => {
                     tracing::warn!(half, %failure, "an op message could not be stored");
+                    // What it was about is stored: the next look asks the index before it copies.
+                    transactions.op_failed(broker.store.watermarks().appended());
                     transactions.table().stays(half);
                 }
             },

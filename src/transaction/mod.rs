@@ -16,9 +16,10 @@ pub mod table;
 mod trail;
 mod window;
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use saturnmq_storage::format::record::Record;
 use table::Table;
 
 use crate::answer::ReplySlot;
@@ -45,8 +46,9 @@ pub struct Ended {
 #[derive(Debug)]
 pub struct Transactions {
     table: Mutex<Table>,
-    /// When an op message could last not be stored, in milliseconds since the epoch; 0 for never.
-    pub failed_ms: AtomicI64,
+    /// Half messages before this log offset may have been ended without a trace in memory: by an
+    /// earlier run, or when an op message could not be stored.
+    doubtful_before: AtomicU64,
     /// Counted since the start.
     pub counters: Counters,
 }
@@ -65,13 +67,25 @@ pub struct Counters {
 }
 
 impl Transactions {
-    /// Nothing is known until the check has read the queues.
-    pub fn new() -> Self {
+    /// Nothing is known until the check has read the queues; `log_end` is where this run begins.
+    pub fn new(log_end: u64) -> Self {
         Self {
             table: Mutex::new(Table::new(0, 0)),
-            failed_ms: AtomicI64::new(0),
+            doubtful_before: AtomicU64::new(log_end),
             counters: Counters::default(),
         }
+    }
+
+    /// Whether the half message `record` may have been ended without a trace in memory. Log offsets
+    /// tell that, not times: clocks are set.
+    pub fn is_doubtful(&self, record: &Record<'_>) -> bool {
+        let before = self.doubtful_before.load(Ordering::Relaxed);
+        u64::try_from(record.physical_offset()).is_ok_and(|offset| offset < before)
+    }
+
+    /// An op message could not be stored; the log ends at `log_end`.
+    pub fn op_failed(&self, log_end: u64) {
+        self.doubtful_before.fetch_max(log_end, Ordering::Relaxed);
     }
 
     /// The table, locked.
@@ -88,11 +102,5 @@ impl Transactions {
             false => &self.counters.rolled_back,
         };
         counter.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-impl Default for Transactions {
-    fn default() -> Self {
-        Self::new()
     }
 }

@@ -151,6 +151,54 @@ fn committed_offsets_are_kept_over_a_restart() {
     assert_eq!(talk.ask(14, &queue, b"").number("offset"), 1);
 }
 
+#[test]
+fn a_pull_that_commits_nothing_leaves_the_progress_of_its_group() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"x");
+    let queue = [("consumerGroup", "g"), ("topic", "T"), ("queueId", "0")];
+    let mut commit = queue.to_vec();
+    commit.push(("commitOffset", "1"));
+    assert_eq!(talk.ask(15, &commit, b"").code, 0);
+    let mut pull = queue.to_vec();
+    pull.extend([
+        ("queueOffset", "0"),
+        ("maxMsgNums", "32"),
+        ("sysFlag", "5"),
+        ("suspendTimeoutMillis", "0"),
+        ("subVersion", "0"),
+        ("subscription", "*"),
+    ]);
+    let answer = talk.ask(11, &pull, b"");
+    assert_eq!(answer.code, 1, "{answer:?}");
+    assert!(answer.remark.contains("commitOffset"), "{answer:?}");
+    assert_eq!(talk.ask(14, &queue, b"").number("offset"), 1);
+}
+
+#[test]
+fn a_group_or_topic_that_has_no_configuration_leaves_no_progress_when_it_is_deleted() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"x");
+    let queue = [("consumerGroup", "g"), ("topic", "T"), ("queueId", "0")];
+    let mut commit = queue.to_vec();
+    commit.push(("commitOffset", "1"));
+    let delete = |clean| [("groupName", "g"), ("cleanOffset", clean)];
+    assert_eq!(talk.ask(15, &commit, b"").code, 0);
+    assert_eq!(talk.ask(207, &delete("false"), b"").code, 0);
+    assert_eq!(talk.ask(14, &queue, b"").number("offset"), 1, "kept");
+    assert_eq!(talk.ask(207, &delete("true"), b"").code, 0);
+    assert_eq!(
+        talk.ask(14, &queue, b"").number("offset"),
+        0,
+        "as a new group"
+    );
+    assert_eq!(talk.ask(215, &[("topic", "T")], b"").code, 0);
+    assert_eq!(talk.ask(15, &commit, b"").code, 0);
+    assert_eq!(talk.ask(215, &[("topic", "T")], b"").code, 0);
+    assert_eq!(talk.ask(14, &queue, b"").number("offset"), 0);
+}
+
 /// Answers a request of the broker with `code`.
 fn respond(talk: &mut Talk, to: &Arrived, code: i32) {
     let mut out = Vec::new();
@@ -276,4 +324,30 @@ fn the_routes_of_a_broker_go_with_its_connection() {
         assert!(Instant::now() < until, "the route stays");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn a_group_is_not_ahead_of_what_a_crash_left() {
+    let (mut running, dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"x");
+    running.signal(nix::sys::signal::Signal::SIGKILL);
+    running.wait();
+    drop(running);
+    // As the file is on the disk when the messages that were consumed are not.
+    let offsets = r#"{"offsetTable":{"T@g":{0:100,1:7},"Gone@g":{0:5}}}"#;
+    std::fs::write(dir.path().join("config/consumerOffset.json"), offsets).expect("offsets");
+    let running = Running::start(dir.path(), &[]);
+    let mut talk = Talk::to(running.address("broker"));
+    let at = |talk: &mut Talk, topic: &str, queue: &str| {
+        let asked = [("consumerGroup", "g"), ("topic", topic), ("queueId", queue)];
+        talk.ask(14, &asked, b"").number("offset")
+    };
+    assert_eq!(at(&mut talk, "T", "0"), 1);
+    assert_eq!(at(&mut talk, "T", "1"), 0);
+    assert_eq!(
+        at(&mut talk, "Gone", "0"),
+        5,
+        "of a topic that nobody knows"
+    );
 }

@@ -160,3 +160,49 @@ fn delivery_goes_on_after_a_restart() {
     });
     assert_eq!(answer.code, 19, "delivered once: {answer:?}");
 }
+
+/// Makes the log of a stopped store end with a record of an hour ahead, as a run leaves it whose
+/// clock was wrong.
+pub(super) fn stored_in_the_future(dir: &std::path::Path) {
+    const STORE_TIME: usize = 56;
+    let log = dir.join("commitlog").join(format!("{:020}", 0));
+    let mut bytes = std::fs::read(&log).expect("the log");
+    let (mut at, mut last) = (0, None);
+    while let size @ 1.. = u32::from_be_bytes(bytes[at..at + 4].try_into().expect("a size")) {
+        last = Some(at);
+        at += size as usize;
+    }
+    let at = last.expect("a record") + STORE_TIME;
+    let time = i64::from_be_bytes(bytes[at..at + 8].try_into().expect("a time")) + 3_600_000;
+    bytes[at..at + 8].copy_from_slice(&time.to_be_bytes());
+    std::fs::write(&log, bytes).expect("the log");
+    for entry in std::fs::read_dir(dir).expect("the store") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("saturnmq.resume") {
+            std::fs::remove_file(&path).expect("the resume point");
+        }
+    }
+}
+
+#[test]
+fn a_delay_is_kept_while_the_clock_is_behind_the_log() {
+    let (running, dir) = broker(&LEVELS);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"of an hour ahead");
+    assert!(running.stop().success());
+    stored_in_the_future(dir.path());
+    let running = Running::start(dir.path(), &LEVELS);
+    let mut talk = Talk::to(running.address("broker"));
+    let begun = Instant::now();
+    for _ in 0..20 {
+        talk.send_message("T", 0, "DELAY\u{1}2\u{2}", b"later");
+    }
+    let (answer, _) = next(&mut talk, &Pull::of("T", 1));
+    let waited = answer.at - begun;
+    assert!(waited >= Duration::from_secs(2), "{waited:?}");
+    // One after the other would take 40 s.
+    let (answer, _) = next(&mut talk, &Pull::of("T", 20));
+    let all = answer.at - begun;
+    assert!(all < Duration::from_secs(30), "{all:?}");
+}

@@ -264,6 +264,20 @@ fn a_producer_is_asked_and_its_answer_counts_once() {
 }
 
 #[test]
+fn a_producer_is_asked_while_the_clock_is_behind_the_log() {
+    let (running, dir) = broker(&QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"of an hour ahead");
+    assert!(running.stop().success());
+    super::delivery::stored_in_the_future(dir.path());
+    let running = Running::start(dir.path(), &QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.produces("c");
+    talk.half("T", "message");
+    assert_eq!(talk.pushed(39).ext["msgId"], "message");
+}
+
+#[test]
 fn a_late_word_about_the_first_copy_ends_the_newest() {
     let (running, _dir) = broker(&QUICK);
     let mut talk = Talk::to(running.address("broker"));

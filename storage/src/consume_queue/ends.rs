@@ -66,21 +66,24 @@ impl ConsumeQueue {
     /// Sets the smallest readable offset: the first entry whose record the log, which begins
     /// at `log_min`, still holds; max when there is none.
     pub fn correct_min(&self, log_min: u64) -> Result<(), ConsumeQueueError> {
-        let _writer = self.lock();
+        // Looked for without the lock: entries below max stay as they are, and the dispatcher,
+        // which appends behind it, must not wait until cold pages are read.
         let gone = |entry: ConsumeEntry| !entry.is_pre_blank() && entry.physical_offset < log_min;
         let max = self.max_offset();
         let mut min = self.boundary(self.files.load().first(), max, gone)?;
         while min < max && self.raw_entry(min)?.is_some_and(ConsumeEntry::is_pre_blank) {
             min += 1;
         }
-        self.min.store(min, Ordering::Release);
+        let writer = self.lock();
+        if !writer.closed {
+            self.min.store(min, Ordering::Release);
+        }
         Ok(())
     }
 
     /// Deletes files at the front whose last record the log, which begins at `log_min`, no
     /// longer holds; never the last file. Returns how many. [`Self::correct_min`] comes after.
     pub fn delete_before(&self, log_min: u64) -> Result<usize, ConsumeQueueError> {
-        let mut unsynced = self.lock();
         let mut deleted = 0;
         loop {
             let files = self.files.load_full();
@@ -88,20 +91,35 @@ impl ConsumeQueue {
                 break;
             };
             let next = files.first() + self.entries_per_file();
-            if self.keeps_any(files.first()..next, log_min) {
+            // Looked at, and removed, without the lock, for which the dispatcher would wait.
+            if self.keeps_any(files.first()..next, log_min) || !self.leave_first(first, next) {
                 break;
             }
-            self.min.fetch_max(next, Ordering::AcqRel);
-            let rest = Files {
-                base: files.base + self.file_size,
-                list: files.list[1..].to_vec(),
-            };
-            self.files.store(Arc::new(rest));
             remove(first)?;
-            unsynced.names = true;
+            self.lock().names = true;
             deleted += 1;
         }
         Ok(deleted)
+    }
+
+    /// Takes `first` out of the list, which begins at offset `next` then; `false` if it is not the
+    /// first file any more.
+    fn leave_first(&self, first: &Arc<MappedFile>, next: i64) -> bool {
+        let _writer = self.lock();
+        let files = self.files.load_full();
+        let [now_first, _, ..] = files.list.as_slice() else {
+            return false;
+        };
+        if !Arc::ptr_eq(now_first, first) {
+            return false;
+        }
+        self.min.fetch_max(next, Ordering::AcqRel);
+        let rest = Files {
+            base: files.base + self.file_size,
+            list: files.list[1..].to_vec(),
+        };
+        self.files.store(Arc::new(rest));
+        true
     }
 
     /// Whether one of the last two entries of a range names a record that the log still holds:

@@ -213,7 +213,7 @@ pub struct Life {
 
 /// The life of the store with that number.
 pub fn life(number: u32, random: &mut fastrand::Rng) -> Life {
-    let asynchronous = number % 4 == 3;
+    let asynchronous = number % 4 > 1;
     let log_file = [1, 4, 16][random.usize(..3)] << 20;
     let mut settings: Vec<String> = [
         "httpPort=0",
