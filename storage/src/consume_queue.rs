@@ -19,6 +19,7 @@ use crate::layout::{self, LayoutError};
 use crate::mapped_file::{MapBudget, MappedFile};
 use crate::mapping::{Advice, MappingError};
 use crate::medium::{self, sync_directory};
+use crate::queue_table::removal::Removal;
 
 mod repair;
 
@@ -104,6 +105,8 @@ pub struct ConsumeQueue {
     writer: Mutex<Unsynced>,
     /// See [`Self::seen_end`].
     seen_end: u64,
+    /// What must be over before the first file is made.
+    after: Option<Arc<Removal>>,
 }
 
 #[derive(Debug, Default)]
@@ -148,7 +151,13 @@ impl ConsumeQueue {
             recent: Recent::default(),
             writer: Mutex::default(),
             seen_end: 0,
+            after: None,
         }
+    }
+
+    /// Makes no file before a removal of files of the same names is over.
+    pub(crate) fn begins_after(&mut self, removal: Option<Arc<Removal>>) {
+        self.after = removal;
     }
 
     /// Opens the queue's files and finds its end. An empty last file is deleted, and so is
@@ -490,6 +499,9 @@ impl ConsumeQueue {
         base: u64,
         unsynced: &mut Unsynced,
     ) -> Result<Arc<MappedFile>, ConsumeQueueError> {
+        if let Some(removal) = &self.after {
+            removal.wait();
+        }
         let path = self.directory()?.join(layout::file_name(base));
         let file = MappedFile::create(path, self.file_size, Advice::Random, &self.budget)?;
         unsynced.names = true;

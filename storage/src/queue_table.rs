@@ -19,8 +19,10 @@ use crate::medium;
 use crate::side_by_side;
 
 mod remembered;
+pub(crate) mod removal;
 
 pub(crate) use remembered::RememberedQueues;
+use removal::Removing;
 
 /// Changed queues that are synced one by one.
 const SYNC_EACH_MAX: usize = 32;
@@ -253,8 +255,10 @@ pub struct QueueTable {
     topics: papaya::HashMap<Arc<str>, Topic>,
     slots: papaya::HashMap<u32, Arc<Queue>>,
     next_slot: AtomicU32,
+    /// How often queues were removed.
+    removals: AtomicU64,
     /// Held while queues are made or removed.
-    changes: Mutex<()>,
+    changes: Mutex<Removing>,
 }
 
 impl QueueTable {
@@ -268,7 +272,8 @@ impl QueueTable {
             topics: papaya::HashMap::new(),
             slots: papaya::HashMap::new(),
             next_slot: AtomicU32::new(0),
-            changes: Mutex::new(()),
+            removals: AtomicU64::new(0),
+            changes: Mutex::default(),
         }
     }
 
@@ -361,13 +366,14 @@ impl QueueTable {
         if let Some(queue) = self.get(topic, queue_id) {
             return queue;
         }
-        let files = ConsumeQueue::empty(
+        let mut files = ConsumeQueue::empty(
             &self.directory,
             topic,
             queue_id,
             self.file_size,
             &self.budget,
         );
+        files.begins_after(changes.removal_of(topic));
         self.insert(&changes, topic, queue_id, files)
     }
 
@@ -403,32 +409,6 @@ impl QueueTable {
         all
     }
 
-    /// Removes a topic's queues with their files; the topic's empty directory goes too.
-    /// Returns whether there was one. After an error the queues are gone from the table, and
-    /// the next start finds what is left of their files.
-    pub fn remove_topic(&self, topic: &str) -> Result<bool, ConsumeQueueError> {
-        let _changes = self.lock();
-        let removed = self
-            .topics
-            .pin()
-            .remove(topic)
-            .map(|queues| queues.load_full());
-        let Some(queues) = removed else {
-            return Ok(false);
-        };
-        let slots = self.slots.pin();
-        for queue in queues.iter() {
-            queue.removed.store(true, Ordering::Release);
-            slots.remove(&queue.slot);
-        }
-        for queue in queues.iter() {
-            queue.files.destroy()?;
-        }
-        // Apache leaves the empty directory; it means nothing to it.
-        let _ = medium::remove_directory(&self.directory.join(topic));
-        Ok(true)
-    }
-
     /// Log offset after the last record that any queue knows; `None` without entries.
     pub fn log_end(&self) -> Option<u64> {
         self.slots
@@ -439,13 +419,13 @@ impl QueueTable {
             .filter(|end| *end > 0)
     }
 
-    fn lock(&self) -> MutexGuard<'_, ()> {
+    fn lock(&self) -> MutexGuard<'_, Removing> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn insert(
         &self,
-        _changes: &MutexGuard<'_, ()>,
+        _changes: &MutexGuard<'_, Removing>,
         topic: &str,
         queue_id: i32,
         files: ConsumeQueue,

@@ -16,6 +16,8 @@ impl Queue {
 pub(crate) struct RememberedQueues {
     table: Arc<QueueTable>,
     by_slot: Vec<Option<Arc<Queue>>>,
+    /// Removals of topics that this knows of.
+    removals: u64,
 }
 
 impl RememberedQueues {
@@ -24,6 +26,7 @@ impl RememberedQueues {
         RememberedQueues {
             table,
             by_slot: Vec::new(),
+            removals: 0,
         }
     }
 
@@ -31,6 +34,11 @@ impl RememberedQueues {
     #[inline]
     pub fn get(&mut self, slot: u32) -> Option<&Arc<Queue>> {
         let index = slot as usize;
+        let removals = self.table.removals();
+        if self.removals != removals {
+            self.removals = removals;
+            self.forget_removed();
+        }
         if self.by_slot.get(index).is_none_or(Option::is_none) {
             let queue = self.table.by_slot(slot)?;
             if index >= self.by_slot.len() {
@@ -43,5 +51,37 @@ impl RememberedQueues {
             *remembered = None;
         }
         remembered.as_ref()
+    }
+
+    /// Nobody asks for a removed queue again, and its mappings go with the last who knows it.
+    #[cold]
+    fn forget_removed(&mut self) {
+        for remembered in &mut self.by_slot {
+            if remembered.as_ref().is_some_and(|queue| queue.is_removed()) {
+                *remembered = None;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapped_file::MapBudget;
+
+    #[test]
+    fn a_queue_that_was_removed_is_not_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let table = QueueTable::new(dir.path(), 6000, MapBudget::new(10));
+        let table = Arc::new(table);
+        let mut remembered = RememberedQueues::new(Arc::clone(&table));
+        let removed = table.get_or_create("A", 0);
+        let kept = table.get_or_create("B", 0);
+        for queue in [&removed, &kept] {
+            assert!(remembered.get(queue.slot).is_some());
+        }
+        assert!(table.remove_topic("A").unwrap());
+        assert!(remembered.get(kept.slot).is_some());
+        assert!(remembered.by_slot[removed.slot as usize].is_none());
     }
 }
