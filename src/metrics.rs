@@ -354,8 +354,24 @@ fn writer(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
     let buckets = classes(&values, SIZE_CLASSES, 1.0);
     let help = "Size of what is written to the log at once";
     out.histogram("log_batch", help, &Unit::Bytes, &buckets, values.sum as f64)?;
-    let records = metrics.records.load(std::sync::atomic::Ordering::Relaxed);
-    out.counter("log_records", "Records appended to the log", None, records)
+    let records = metrics.records.load(Ordering::Relaxed);
+    out.counter("log_records", "Records appended to the log", None, records)?;
+    for (name, help, counter) in [
+        (
+            "log_written",
+            "Bytes written to the log for records, in whole blocks",
+            &metrics.log_bytes,
+        ),
+        (
+            "log_zeroed",
+            "Bytes of zeros given to files of the log ahead of the records",
+            &metrics.zero_bytes,
+        ),
+    ] {
+        let value = counter.load(Ordering::Relaxed);
+        out.counter(name, help, Some(&Unit::Bytes), value)?;
+    }
+    Ok(())
 }
 
 fn cores(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {

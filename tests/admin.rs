@@ -464,6 +464,8 @@ fn health_readiness_and_metrics_are_told_over_http() {
         "saturnmq_log_records_total 1\n",
         "saturnmq_log_write_duration_seconds_count 1\n",
         "saturnmq_log_batch_bytes_count 1\n",
+        "saturnmq_log_written_bytes_total 4096\n",
+        "saturnmq_log_zeroed_bytes_total ",
         "saturnmq_store_read_only{reason=\"log_write_failed\"} 0.0\n",
         "saturnmq_connections{core=\"0\"} ",
         "saturnmq_pulls_parked{core=\"0\"} ",

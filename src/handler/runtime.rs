@@ -147,6 +147,14 @@ fn log(broker: &Broker, table: &mut Table) {
     let behind = appended.saturating_sub(marks.dispatched());
     table.set("dispatchBehindBytes", behind);
     table.set("dispatchMaxBuffer", 0);
+    // Ours: what the load generator tells apart of the bytes that the process wrote.
+    let written = store.write_metrics();
+    for (key, bytes) in [
+        ("saturnmqLogBytesWritten", &written.log_bytes),
+        ("saturnmqLogBytesZeroed", &written.zero_bytes),
+    ] {
+        table.set(key, bytes.load(Ordering::Relaxed));
+    }
     let unflushed = appended.saturating_sub(marks.durable());
     table.set("remainHowManyDataToFlush", bytes(unflushed));
     table.set("remainHowManyDataToCommit", bytes(0));

@@ -102,6 +102,10 @@ pub struct WriteMetrics {
     pub batch_bytes: Histogram,
     /// Records taken from producers.
     pub records: AtomicU64,
+    /// Bytes written to the log for records: whole blocks, of which the first may be there already.
+    pub log_bytes: AtomicU64,
+    /// Bytes of zeros that files of the log were given ahead of the records.
+    pub zero_bytes: AtomicU64,
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use crate::commit_log::{LatchOnPanic, LogStatus};
 use crate::disk::ZERO_MEMORY;
 use crate::disk::aligned::AlignedMemory;
 use crate::medium;
+use crate::metrics::WriteMetrics;
 use crate::removal::{self, Removal};
 use crate::segments::{Segment, Segments, is_no_space};
 use crate::watermarks::Watermarks;
@@ -195,6 +197,7 @@ pub(crate) struct Work {
     shared: Arc<Shared>,
     marks: Arc<Watermarks>,
     bell: Arc<Doorbell>,
+    metrics: Arc<WriteMetrics>,
     zeros: AlignedMemory,
     next_base: u64,
     /// See [`FirstFile::goes_on_at`]; none once that file was handed over.
@@ -226,6 +229,7 @@ impl Work {
         marks: Arc<Watermarks>,
         status: Arc<LogStatus>,
         bell: Arc<Doorbell>,
+        metrics: Arc<WriteMetrics>,
     ) -> io::Result<(Work, PreparedFiles)> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State::default()),
@@ -237,6 +241,7 @@ impl Work {
             shared: Arc::clone(&shared),
             marks,
             bell,
+            metrics,
             zeros: AlignedMemory::new(ZERO_MEMORY)?,
             next_base: next.base,
             goes_on_at: next.goes_on_at,
@@ -405,6 +410,8 @@ impl Work {
             medium::sync_file(&segment.file)?;
         }
         let zeroed = segment.zeroed_to - from;
+        let in_all = &self.metrics.zero_bytes;
+        in_all.fetch_add(zeroed, Ordering::Relaxed);
         let position = self.marks.appended() % self.segments.file_size;
         if wanted.is_some() || position > self.segments.file_size / 2 {
             be_polite(0);

@@ -18,7 +18,9 @@ fn start(dir: &std::path::Path) -> (Preparer, PreparedFiles) {
         base: SIZE,
         goes_on_at: None,
     };
-    let (work, files) = Work::new(segments, next, marks, Arc::default(), bell).expect("work");
+    let status = Arc::default();
+    let (work, files) =
+        Work::new(segments, next, marks, status, bell, Arc::default()).expect("work");
     (Preparer::start(work).expect("start"), files)
 }
 
@@ -77,7 +79,9 @@ fn with_records(dir: &Path) -> (Work, PreparedFiles, PathBuf) {
         goes_on_at: Some(7),
     };
     let bell = Arc::new(Doorbell::new().expect("eventfd"));
-    let (work, files) = Work::new(segments, next, marks, Arc::default(), bell).expect("work");
+    let status = Arc::default();
+    let (work, files) =
+        Work::new(segments, next, marks, status, bell, Arc::default()).expect("work");
     (work, files, path)
 }
 

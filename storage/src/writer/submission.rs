@@ -2,6 +2,7 @@
 //! for.
 
 use std::io;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{
@@ -115,6 +116,8 @@ where
             offset = piece_end;
         }
         self.metrics.batch_bytes.add(batch_end - self.submitted);
+        let written = &self.metrics.log_bytes;
+        written.fetch_add(block_end - from, Ordering::Relaxed);
         self.submitted = batch_end;
         if seeded(Fault::EarlyAnswer) {
             self.written_to(mark);
@@ -192,6 +195,8 @@ where
             durable: false,
         };
         self.disk.submit(ticket, request);
+        let zeroed = &self.metrics.zero_bytes;
+        zeroed.fetch_add(len as u64, Ordering::Relaxed);
         self.zeroing = Some(Zeroing { ticket, base, len });
     }
 

@@ -173,6 +173,7 @@ pub(crate) fn lay_out<Q>(
         Arc::clone(&connections.marks),
         Arc::clone(&status),
         Arc::clone(&bell),
+        Arc::clone(&connections.metrics),
     )
     .map_err(cannot_start("preparer"))?;
     let limits = port_limits(config);

@@ -49,6 +49,7 @@ fn rig() -> Rig {
         Arc::clone(&marks),
         Arc::clone(&status),
         Arc::clone(&bell),
+        Arc::default(),
     )
     .expect("work");
     let preparer = Preparer::start(work).expect("preparer");
