@@ -1,6 +1,9 @@
 //! The load generator against the real binary: what it reports is what happened, and what a broker
 //! does wrong fails the run.
 
+mod ends;
+mod lies;
+mod mistakes;
 mod proxy;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,7 +27,6 @@ use saturnmq_storage::format::record::Record;
 use serde_json::Value;
 
 use crate::serve::{Running, directory};
-use proxy::{Deed, proxy};
 
 fn bench(running: &Running, arguments: &[&str]) -> Output {
     bench_at(running.address("name server"), arguments)
@@ -279,11 +281,19 @@ fn doubled_missing_and_damaged_messages_fail_the_run() {
 
 /// A load in the background, which has shown its first interval.
 fn under_way(arguments: &[&str]) -> Child {
-    let mut child = command(arguments)
+    shown(spawn(arguments))
+}
+
+fn spawn(arguments: &[&str]) -> Child {
+    command(arguments)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("the binary starts");
+        .expect("the binary starts")
+}
+
+/// Waits for the first interval that a load shows.
+fn shown(mut child: Child) -> Child {
     let mut line = String::new();
     let stderr = child.stderr.as_mut().expect("stderr");
     // One byte at a time: what follows the line stays in the pipe.
@@ -436,60 +446,6 @@ fn compressed_messages_are_sent_and_arrive_as_they_were() {
         let output = bench(&running, &[&["produce"], wrong].concat());
         assert_eq!(output.status.code(), Some(2), "{wrong:?}");
     }
-}
-
-#[test]
-fn a_broker_that_drops_or_doubles_a_message_fails_the_run() {
-    let dir = directory();
-    let running = Running::start(dir.path(), &[]);
-    let broker = running.address("broker");
-    let loads = [
-        (
-            &["end-to-end", "--rate", "500"][..],
-            "message acknowledged and never received",
-            "message received twice",
-        ),
-        (
-            &["produce", "--rate", "500"],
-            "message acknowledged and not found in its queue",
-            "message stored twice",
-        ),
-        (
-            &["connections", "--closed", "--count", "500", "--idle", "2"],
-            "message acknowledged and not found in its queue",
-            "message stored twice",
-        ),
-    ];
-    thread::scope(|scope| {
-        for (load, lost, doubled) in loads {
-            for (deed, fault) in [
-                (Deed::Honest, None),
-                (Deed::Drop, Some(lost)),
-                (Deed::Double, Some(doubled)),
-            ] {
-                scope.spawn(move || expect_fault(broker, load, deed, fault));
-            }
-        }
-    });
-}
-
-fn expect_fault(broker: SocketAddr, load: &[&str], deed: Deed, fault: Option<&str>) {
-    let address = proxy(broker, deed).to_string();
-    let topic = format!("{}_{deed:?}", load[0]);
-    let more = ["--warm-up", "0", "--broker", &address, "--topic", &topic];
-    let mut arguments = [load, &more].concat();
-    if load.contains(&"--rate") {
-        arguments.extend(["--seconds", "1"]);
-    }
-    let output = command(&arguments).output().expect("the binary starts");
-    let Some(fault) = fault else {
-        assert_eq!(good(&output)["failed"], false);
-        return;
-    };
-    assert!(!output.status.success(), "{load:?}: {fault}");
-    let report = report(&output);
-    assert_eq!(report["faults"][fault], 1, "{load:?}: {report}");
-    assert_eq!(report["failed"], true);
 }
 
 #[test]

@@ -34,15 +34,27 @@ pub fn run(
         ..plan.clone()
     };
     let alone = produce::run(&quiet)?;
-    if alone.interrupted {
-        return Ok(alone);
+    if alone.interrupted || alone.faults.total() > 0 {
+        let load = "catch-up: alone".to_owned();
+        return Ok(Report { load, ..alone });
     }
     let plan = Plan {
         duration: longest,
         count: None,
         ..plan.clone()
     };
-    let mut report = beside(&plan, readers, pull)?;
+    let mut report = match beside(&plan, readers, pull) {
+        Err(BenchError::Interrupted) => {
+            let load = "catch-up: alone".to_owned();
+            let interrupted = true;
+            return Ok(Report {
+                load,
+                interrupted,
+                ..alone
+            });
+        }
+        beside => beside?,
+    };
     let before = alone.latency_us;
     let now = report.latency_us;
     for (name, index) in [("p50", 0), ("p99", 2), ("p99.9", 3), ("max", 5)] {

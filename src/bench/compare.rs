@@ -13,7 +13,7 @@ use super::{BenchError, counted, page};
 /// A number that reports have: its name, whether more of it is better, and where it is.
 type Metric = (&'static str, bool, fn(&Report) -> Option<f64>);
 
-const METRICS: [Metric; 17] = [
+const METRICS: [Metric; 20] = [
     ("messages/s", true, |report| Some(report.per_second)),
     ("p50 us", false, |report| latency(report, 0)),
     ("p90 us", false, |report| latency(report, 1)),
@@ -29,6 +29,15 @@ const METRICS: [Metric; 17] = [
     }),
     ("written per byte", false, |report| {
         report.cost.broker_written_per_byte
+    }),
+    ("log written per byte", false, |report| {
+        report.cost.broker_log_per_byte
+    }),
+    ("zeros written per byte", false, |report| {
+        report.cost.broker_zeros_per_byte
+    }),
+    ("queues, index per byte", false, |report| {
+        report.cost.broker_rest_per_byte
     }),
     ("broker sleeps/message", false, |report| {
         report.cost.broker_switches

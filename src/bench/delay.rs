@@ -5,15 +5,15 @@ use std::time::Duration;
 use saturnmq_net::client::Client;
 use saturnmq_net::codes::{request, response};
 
-use super::{ANSWER_TIMEOUT, BenchError};
+use super::BenchError;
 
 /// The delay of a level, from 1 on, as the broker's configuration has it.
 ///
 /// # Errors
 /// [`BenchError`] when the broker does not say, or has no such level.
-pub fn of_level(address: &str, level: u8) -> Result<Duration, BenchError> {
-    let mut client = Client::connect(address, ANSWER_TIMEOUT)?;
-    let answer = client.invoke(request::GET_BROKER_CONFIG, |_| {}, &[], ANSWER_TIMEOUT)?;
+pub fn of_level(address: &str, level: u8, timeout: Duration) -> Result<Duration, BenchError> {
+    let mut client = Client::connect(address, timeout)?;
+    let answer = client.invoke(request::GET_BROKER_CONFIG, |_| {}, &[], timeout)?;
     let system = |text: String| BenchError::System(text);
     if answer.code != response::SUCCESS {
         let remark = answer.remark.unwrap_or_default();

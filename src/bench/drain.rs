@@ -13,7 +13,10 @@ use super::puller::{GROUP, Puller, Queue, ends_of};
 use super::recorder::{Measured, Recorder, Series};
 use super::report::Report;
 use super::route::{self, Route};
-use super::{ANSWER_TIMEOUT, BenchError, counted, process};
+use super::{BenchError, counted, process};
+
+/// Longest wait for an answer before it is looked whether the run is over.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What one reader saw.
 pub struct Tally {
@@ -39,8 +42,8 @@ pub fn backlog(
 ) -> Result<Vec<Vec<Queue>>, BenchError> {
     let mut client = plan.connect(route::one_broker(routes)?)?;
     let queues = route::queues(routes);
-    let firsts = ends_of(&mut client, request::GET_MIN_OFFSET, &queues)?;
-    let ends = ends_of(&mut client, request::GET_MAX_OFFSET, &queues)?;
+    let firsts = ends_of(&mut client, request::GET_MIN_OFFSET, &queues, plan.timeout)?;
+    let ends = ends_of(&mut client, request::GET_MAX_OFFSET, &queues, plan.timeout)?;
     let mut shares = vec![Vec::new(); readers];
     for (turn, (topic, id)) in queues.into_iter().enumerate() {
         let queue = Queue::new(topic, id, firsts[turn].max(0), ends[turn]);
@@ -94,8 +97,14 @@ pub fn run(plan: &Plan, pull: i32) -> Result<Report, BenchError> {
         report.options = format!("{connections}, {pull} a pull");
         "pull to its answer".clone_into(&mut report.latency_of);
         report.faults = faults;
+        let wanted = plan.count.unwrap_or(0);
+        if !report.interrupted {
+            let unread = wanted.saturating_sub(total.messages);
+            let kind = "message in the topics and not read";
+            report.faults.count_many(kind, unread);
+        }
         report.checked = format!(
-            "{} messages: whole, and each queue's offsets without a gap",
+            "{} of {wanted} messages: whole, and each queue's offsets without a gap",
             total.messages
         );
         report.judge_client(busiest);
@@ -145,25 +154,29 @@ fn read_all(
     puller: &mut Puller,
     recorder: &mut Recorder<'_>,
 ) -> Result<(), BenchError> {
+    let timeout = run.plan.timeout;
     let mut heard = Instant::now();
     while !puller.is_done() && Instant::now() < run.end() {
         puller.ask()?;
         let (mut messages, mut bytes) = (0, 0);
-        let deadline = recorder.boundary().min(heard + ANSWER_TIMEOUT);
+        // The end of the run may come nearer meanwhile.
+        let deadline = recorder.boundary().min(heard + timeout);
+        let deadline = deadline.min(Instant::now() + LOOK);
         let asked = puller.answer(deadline, |record, _, _| {
             messages += 1;
             bytes += u64::from(record.size());
         })?;
         let now = Instant::now();
+        if messages > 0 {
+            heard = now;
+        } else if now >= heard + timeout {
+            let text = format!("no message came within {timeout:?}, and more are there");
+            return Err(BenchError::System(text));
+        }
         let Some(asked) = asked else {
             recorder.pass(now);
-            if now >= heard + ANSWER_TIMEOUT {
-                let text = format!("no answer to a pull within {ANSWER_TIMEOUT:?}");
-                return Err(BenchError::System(text));
-            }
             continue;
         };
-        heard = now;
         recorder.messages(now, messages, bytes, true);
         recorder.latency(now, now.saturating_duration_since(asked), 1, true);
     }

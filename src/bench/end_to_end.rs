@@ -15,15 +15,14 @@ use super::payload::{Arrivals, Content};
 use super::plan::{Plan, Run};
 use super::produce::{self, Tallies, are_done};
 use super::puller::{GROUP, Puller, Queue, ends_of};
+use super::read_back;
 use super::recorder::{Measured, Recorder};
 use super::report::Report;
 use super::route::{self, Route};
-use super::{ANSWER_TIMEOUT, BenchError, counted, process};
+use super::{BenchError, counted, process};
 
 /// How long a broker may hold a pull.
 const HOLD: Duration = Duration::from_secs(5);
-/// How long the last messages may take to arrive.
-const LAST_WAIT: Duration = Duration::from_secs(10);
 /// What a clock in whole milliseconds may take from a delay.
 const EARLY: Duration = Duration::from_millis(2);
 
@@ -49,12 +48,33 @@ struct Shared<'a> {
     stop: AtomicBool,
 }
 
+/// Ends the consumers, however the run ends.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// What one consumer saw.
 struct Tally {
     total: Measured,
     arrivals: Arrivals,
+    /// Sum of the marks of where they were.
+    places: u64,
     faults: Faults,
     busy: f64,
+    /// Whether it could not look any more before the end.
+    failed: bool,
+}
+
+/// What a consumer group got.
+#[derive(Default, Clone)]
+struct Group {
+    arrivals: Arrivals,
+    places: u64,
+    failed: bool,
 }
 
 /// Runs the plan.
@@ -63,7 +83,7 @@ struct Tally {
 /// [`BenchError`] when there is no route or a connection cannot be made.
 pub fn run(load: &str, plan: &Plan, readers: &Readers) -> Result<Report, BenchError> {
     let mut routes = plan.routes()?;
-    route::create(&mut routes)?;
+    route::create(&mut routes, plan.timeout)?;
     let address = route::one_broker(&routes)?;
     let ends = ends(plan, &routes)?;
     let all = readers.groups * readers.consumers;
@@ -77,6 +97,7 @@ pub fn run(load: &str, plan: &Plan, readers: &Readers) -> Result<Report, BenchEr
     let mut monitor = Monitor::new(&run)?;
     thread::scope(|scope| {
         let shared = &shared;
+        let stop = StopOnDrop(&shared.stop);
         let consumers: Vec<_> = (0..all)
             .map(|number| {
                 let share = number % readers.consumers;
@@ -90,11 +111,12 @@ pub fn run(load: &str, plan: &Plan, readers: &Readers) -> Result<Report, BenchEr
         monitor.await_rest(|| are_done(&producers))?;
         let sent = Tallies::join(producers, shared.run);
         if let Ok(sent) = &sent {
-            await_last(&mut monitor, shared, sent.expected)?;
+            await_last(&mut monitor, shared, sent.expected, || are_done(&consumers))?;
         }
-        shared.stop.store(true, Ordering::Release);
+        drop(stop);
         let mut faults = Faults::default();
-        let (total, busiest) = join(consumers, readers, sent.as_ref().ok(), &mut faults)?;
+        let sent_ok = sent.as_ref().ok();
+        let (total, busiest) = join(consumers, shared, sent_ok, &mut faults)?;
         let sent = sent?;
         let seen = monitor.finish(sent.last)?;
         let mut report = Report::new(load, plan, &seen, &total);
@@ -119,7 +141,7 @@ pub fn run(load: &str, plan: &Plan, readers: &Readers) -> Result<Report, BenchEr
         ];
         report.refused = sent.total.errors;
         report.checked = format!(
-            "{} acknowledged messages: each group got each of them, whole and once",
+            "{} acknowledged messages: that each group gets each of them, whole and once",
             sent.expected
         );
         report.faults = sent.faults;
@@ -134,22 +156,23 @@ pub fn run(load: &str, plan: &Plan, readers: &Readers) -> Result<Report, BenchEr
 fn ends(plan: &Plan, routes: &[Route]) -> Result<Vec<Queue>, BenchError> {
     let mut client = plan.connect(route::one_broker(routes)?)?;
     let queues = route::queues(routes);
-    let ends = ends_of(&mut client, request::GET_MAX_OFFSET, &queues)?;
+    let ends = ends_of(&mut client, request::GET_MAX_OFFSET, &queues, plan.timeout)?;
     let from = |((topic, id), next)| Queue::new(topic, id, next, i64::MAX);
     Ok(queues.into_iter().zip(ends).map(from).collect())
 }
 
-/// Waits until as many messages arrived as were accepted.
+/// Waits until as many messages arrived as were accepted, or nobody waits for them any more.
 fn await_last(
     monitor: &mut Monitor<'_>,
     shared: &Shared<'_>,
     expected: u64,
+    nobody: impl Fn() -> bool,
 ) -> Result<(), BenchError> {
-    let limit = Instant::now() + LAST_WAIT + shared.readers.delay;
+    let limit = Instant::now() + shared.run.plan.timeout + shared.readers.delay;
     let wanted = expected * shared.readers.groups as u64;
     monitor.await_rest(|| {
         let received = shared.received.iter().map(|n| n.load(Ordering::Acquire));
-        received.sum::<u64>() >= wanted || Instant::now() >= limit
+        received.sum::<u64>() >= wanted || Instant::now() >= limit || nobody()
     })
 }
 
@@ -157,31 +180,49 @@ fn await_last(
 /// each group lacks or has twice is a fault.
 fn join(
     consumers: Vec<ScopedJoinHandle<'_, Result<Tally, BenchError>>>,
-    readers: &Readers,
+    shared: &Shared<'_>,
     sent: Option<&Tallies>,
     faults: &mut Faults,
 ) -> Result<(Measured, f64), BenchError> {
+    let readers = shared.readers;
     let (mut total, mut busiest) = (Measured::new()?, 0.0_f64);
-    let mut groups = vec![Arrivals::default(); readers.groups];
+    let mut groups = vec![Group::default(); readers.groups];
     for (number, consumer) in consumers.into_iter().enumerate() {
         let tally = consumer
             .join()
             .map_err(|_| BenchError::System("a consumer thread panicked".to_owned()))??;
         total.add(&tally.total)?;
         faults.add(&tally.faults);
-        groups[number / readers.consumers].add(&tally.arrivals, faults);
+        let group = &mut groups[number / readers.consumers];
+        group.arrivals.add(&tally.arrivals, faults);
+        group.places = group.places.wrapping_add(tally.places);
+        group.failed |= tally.failed;
         busiest = busiest.max(tally.busy);
     }
-    for group in &groups {
-        for (producer, accepted) in sent
-            .iter()
-            .flat_map(|sent| sent.accepted.iter().enumerate())
-        {
-            let missing = group.missing(producer, accepted);
-            faults.count_many("message acknowledged and never received", missing);
+    let plain = shared.run.plan.shape.kind == Kind::Plain;
+    if let Some(sent) = sent {
+        for group in &groups {
+            judge(group, sent, plain, faults);
         }
     }
     Ok((total, busiest))
+}
+
+/// What a group lacks of what was acknowledged, and whether it got the `plain` messages where
+/// their SEND_OK said.
+fn judge(group: &Group, sent: &Tallies, plain: bool, faults: &mut Faults) {
+    let missing = |(producer, accepted)| group.arrivals.missing(producer, accepted);
+    let missing: u64 = sent.accepted.iter().enumerate().map(missing).sum();
+    let kind = match group.failed {
+        false => "message acknowledged and never received",
+        true => "message acknowledged and not looked for: a consumer failed",
+    };
+    faults.count_many(kind, missing);
+    // Only of messages that were all acknowledged is known where they should be.
+    let is_all = missing == 0 && group.arrivals.count() == sent.expected;
+    if plain && is_all && group.places != sent.places {
+        faults.count("messages received at other queue offsets than SEND_OK named");
+    }
 }
 
 fn consume(
@@ -206,14 +247,17 @@ fn consume(
         shared,
         recorder: recorder?,
         arrivals: Arrivals::default(),
+        places: 0,
         received: 0,
     };
+    let mut failed = false;
     let cpu = process::own_thread_us();
     let begun = Instant::now();
     while !shared.stop.load(Ordering::Acquire) {
         if let Err(error) = reader.step(&mut puller) {
             puller.faults.count(&error.to_string());
             run.cut();
+            failed = true;
             break;
         }
         shared.received[number].store(reader.received, Ordering::Release);
@@ -222,7 +266,9 @@ fn consume(
     Ok(Tally {
         total: reader.recorder.finish(),
         arrivals: reader.arrivals,
+        places: reader.places,
         faults: puller.faults,
+        failed,
         busy: used as f64 / 1e6 / begun.elapsed().as_secs_f64().max(1e-9),
     })
 }
@@ -232,6 +278,7 @@ struct Reader<'a> {
     shared: &'a Shared<'a>,
     recorder: Recorder<'a>,
     arrivals: Arrivals,
+    places: u64,
     received: u64,
 }
 
@@ -245,7 +292,7 @@ impl Reader<'_> {
         let asked = puller.answer(deadline, |record, content, faults| {
             self.note(record, content, faults);
         })?;
-        let limit = HOLD + ANSWER_TIMEOUT;
+        let limit = HOLD + self.shared.run.plan.timeout;
         if asked.is_none()
             && puller
                 .waits_since()
@@ -274,6 +321,9 @@ impl Reader<'_> {
             faults.count("message received twice");
             return;
         }
+        let (queue, offset) = (record.queue_id(), record.queue_offset());
+        let mark = read_back::mark(stamp.producer, stamp.sequence, queue, offset);
+        self.places = self.places.wrapping_add(mark);
         self.received += 1;
         let now = Instant::now();
         let intended = run.clock.at(stamp.intended_ns);

@@ -2,15 +2,16 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use saturnmq_net::client::Client;
 use saturnmq_net::codes::{request, response};
 use serde::{Deserialize, Serialize};
 
-use super::{ANSWER_TIMEOUT, now_ms};
+use super::now_ms;
 
 /// Keys of the broker's configuration that decide how fast it can be.
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 10] = [
     "flushDiskType",
     "brokerRole",
     "transientStorePoolEnable",
@@ -19,8 +20,12 @@ const KEYS: [&str; 9] = [
     "flushIntervalCommitLog",
     "useReentrantLockWhenPutMessage",
     "sendMessageThreadPoolNums",
+    SEND_QUEUE,
     "storePathRootDir",
 ];
+
+/// Sends that wait in Apache's broker at most.
+pub const SEND_QUEUE: &str = "sendThreadPoolQueueCapacity";
 
 /// Longest value that is kept, in characters.
 const MAX_VALUE: usize = 400;
@@ -30,9 +35,10 @@ const MAX_VALUE: usize = 400;
 pub struct Environment(pub Vec<(String, String)>);
 
 impl Environment {
-    /// What can be seen of this machine, of the broker at `address` and, when its process is on
-    /// this machine, of its disk. What cannot be seen is left out.
-    pub fn look(address: Option<&str>, pid: Option<u32>) -> Self {
+    /// What can be seen of this machine, of the broker at an address and, when its process is on
+    /// this machine, of its disk. What cannot be seen is left out, and so is what the broker does
+    /// not say within the time.
+    pub fn look(broker: Option<(&str, Duration)>, pid: Option<u32>) -> Self {
         let mut seen = Self::default();
         seen.note("measured at", Some(utc(now_ms())));
         seen.note("saturnmq bench", Some(env!("CARGO_PKG_VERSION").to_owned()));
@@ -46,9 +52,9 @@ impl Environment {
             read("/proc/meminfo").and_then(|text| memory(&text)),
         );
         seen.note("load average before", read("/proc/loadavg"));
-        if let Some(address) = address {
+        if let Some((address, timeout)) = broker {
             seen.note("broker", Some(address.to_owned()));
-            seen.ask(address);
+            seen.ask(address, timeout);
         }
         if let Some(pid) = pid {
             let command = fs::read(format!("/proc/{pid}/cmdline")).ok();
@@ -61,6 +67,12 @@ impl Environment {
         seen
     }
 
+    /// A fact by its name.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let fact = self.0.iter().find(|(known, _)| known == name);
+        fact.map(|(_, value)| value.as_str())
+    }
+
     /// Adds a fact, unless it is unknown or empty.
     pub fn note(&mut self, name: &str, value: Option<String>) {
         let Some(value) = value else { return };
@@ -71,12 +83,14 @@ impl Environment {
     }
 
     /// What the broker says of itself.
-    fn ask(&mut self, address: &str) {
-        let Ok(mut client) = Client::connect(address, ANSWER_TIMEOUT) else {
+    fn ask(&mut self, address: &str, timeout: Duration) {
+        let Ok(mut client) = Client::connect(address, timeout) else {
             return;
         };
+        let limit = Instant::now() + timeout;
         let mut body_of = |code| {
-            let answer = client.invoke(code, |_| {}, &[], ANSWER_TIMEOUT).ok()?;
+            let left = limit.saturating_duration_since(Instant::now());
+            let answer = client.invoke(code, |_| {}, &[], left).ok()?;
             (answer.code == response::SUCCESS)
                 .then(|| String::from_utf8_lossy(&answer.body).into_owned())
         };
@@ -116,7 +130,7 @@ impl Environment {
 }
 
 /// The text of a key of the map in an answer that says how the broker fares.
-fn json_text(text: &str, key: &str) -> Option<String> {
+pub fn json_text(text: &str, key: &str) -> Option<String> {
     let value: serde_json::Value = saturnmq_net::fastjson::from_slice(text.as_bytes()).ok()?;
     Some(value["table"][key].as_str()?.to_owned())
 }

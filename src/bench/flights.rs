@@ -45,6 +45,12 @@ impl Flights {
         true
     }
 
+    /// Takes all of them out.
+    pub fn drain(&mut self) -> impl Iterator<Item = Sent> + use<> {
+        let places = std::mem::take(&mut self.0);
+        places.into_iter().flatten().map(|(_, sent)| sent)
+    }
+
     /// Takes the one with that number out.
     pub fn take(&mut self, opaque: i32) -> Option<Sent> {
         let is_it = |place: &usize| self.0[*place].is_some_and(|(number, _)| number == opaque);

@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use super::faults::Faults;
 use super::plan::{Pace, Plan};
 use super::report::Report;
-use super::{BenchError, shown_us, tell};
+use super::{BenchError, interrupt, shown_us, tell};
 
 /// Rates that differ by less are one.
 const CLOSE: f64 = 1.05;
@@ -38,11 +39,18 @@ pub fn find(
     let bound_us = u64::try_from(bound.as_micros()).unwrap_or(u64::MAX);
     let mut steps = Vec::new();
     let mut best: Option<Report> = None;
+    let mut faults = Faults::default();
     let mut next = Some(first);
     while let Some(rate) = next {
         let mut plan = plan.clone();
         plan.pace = Pace::Open { rate };
-        let report = load(&plan)?;
+        let report = match load(&plan) {
+            Ok(report) => report,
+            Err(error) => {
+                cut_short(best.as_mut(), error)?;
+                break;
+            }
+        };
         let p99_us = report.latency_us[2];
         let held = report.faults.total() == 0 && report.messages > 0 && p99_us <= bound_us;
         if plan.watch.progress {
@@ -50,15 +58,17 @@ pub fn find(
             tell(&format!("{rate:.0}/s {verdict}: p99 {}", shown_us(p99_us)));
         }
         steps.push(Step { rate, p99_us, held });
-        let interrupted = report.interrupted;
+        let interrupted = report.interrupted || interrupt::is_waiting();
+        faults = report.faults.clone();
         if held {
             best = Some(report);
         }
+        if let Some(best) = best.as_mut() {
+            best.interrupted |= interrupted;
+        }
         next = if interrupted { None } else { following(&steps) };
     }
-    let mut report = best.ok_or_else(|| {
-        BenchError::System(format!("no rate was found with a p99 within {bound:?}"))
-    })?;
+    let mut report = best.ok_or_else(|| none_held(bound, &steps, &faults))?;
     let step = |step: &Step| (format!("p99 us at {:.0}/s", step.rate), step.p99_us as f64);
     report.details.splice(0..0, steps.iter().map(step));
     let highest = steps.iter().filter(|step| step.held).map(|step| step.rate);
@@ -67,6 +77,29 @@ pub fn find(
         .details
         .insert(0, (format!("held p99 {bound:?} at /s"), highest));
     Ok(report)
+}
+
+/// A step could not begin: the best one before is what there is.
+fn cut_short(best: Option<&mut Report>, why: BenchError) -> Result<(), BenchError> {
+    let Some(best) = best else {
+        return Err(why);
+    };
+    match why {
+        BenchError::Interrupted => best.interrupted = true,
+        why => best.faults.count(&why.to_string()),
+    }
+    Ok(())
+}
+
+fn none_held(bound: Duration, steps: &[Step], faults: &Faults) -> BenchError {
+    let mut text = format!("no rate was found with a p99 within {bound:?}");
+    if let Some(Step { rate, p99_us, .. }) = steps.last() {
+        text.push_str(&format!("; at {rate:.0}/s it was {}", shown_us(*p99_us)));
+    }
+    for (kind, number) in faults.iter() {
+        text.push_str(&format!("; {number} x {kind}"));
+    }
+    BenchError::System(text)
 }
 
 /// The rate to try next: twice or half of the last until both sides are known, then between them.

@@ -4,7 +4,7 @@
 //! which one is lost, doubled, out of order, damaged or refused has failed.
 
 use std::io::Write;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use saturnmq_net::client::ClientError;
 use thiserror::Error;
@@ -18,6 +18,7 @@ pub mod environment;
 pub mod faults;
 pub mod flights;
 pub mod idle;
+pub mod interrupt;
 pub mod knee;
 pub mod message;
 pub mod monitor;
@@ -35,9 +36,7 @@ pub mod recorder;
 pub mod report;
 pub mod route;
 pub mod topics;
-
-/// Longest wait for any one answer.
-pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+pub mod written;
 
 /// Why no measurement came of it.
 #[derive(Debug, Error)]
@@ -58,6 +57,9 @@ pub enum BenchError {
     /// The system refused something.
     #[error("{0}")]
     System(String),
+    /// Ctrl-C came while a further step was prepared.
+    #[error("interrupted")]
+    Interrupted,
     /// The broker did not do what it should; the report has been printed.
     #[error("the run has failed: {0}")]
     Failed(String),

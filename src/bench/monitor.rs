@@ -3,23 +3,20 @@
 
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use hdrhistogram::serialization::V2DeflateSerializer;
 use hdrhistogram::serialization::interval_log::IntervalLogWriterBuilder;
 use indicatif::{ProgressBar, ProgressStyle};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde::{Deserialize, Serialize};
 
-use super::plan::Run;
+use super::plan::{Run, Watch};
 use super::process::{self, Machine, Memory, Usage};
 use super::recorder::Measured;
 use super::report::Cost;
-use super::{BenchError, counted, shown_us, tell};
+use super::written::Written;
+use super::{BenchError, counted, interrupt, shown_us, tell};
 
 /// Longest wait before it is looked whether the workers are done.
 const LOOK: Duration = Duration::from_millis(20);
@@ -32,14 +29,16 @@ struct Moment {
     broker: Option<Usage>,
     client: Option<Usage>,
     machine: Option<Machine>,
+    written: Option<Written>,
 }
 
 impl Moment {
-    fn now(broker_pid: Option<u32>) -> Self {
+    fn now(watch: &Watch) -> Self {
         Self {
-            broker: broker_pid.and_then(process::usage),
+            broker: watch.pid.and_then(process::usage),
             client: process::usage(std::process::id()),
             machine: process::machine(),
+            written: watch.says_written.as_deref().and_then(Written::ask),
         }
     }
 }
@@ -87,6 +86,11 @@ impl Observed {
         let written = before
             .zip(after)
             .and_then(|(before, after)| Some(after.written?.saturating_sub(before.written?)));
+        let said = (self.before.written.zip(self.after.written))
+            .map(|(before, after)| after.since(before));
+        let rest = written
+            .zip(said)
+            .map(|(all, said)| all.saturating_sub(said.log + said.zeros));
         let cores = |used: Option<u64>| used.map(|us| us as f64 / 1e6 / self.seconds.max(1e-9));
         Cost {
             broker_cpu_us: each(broker, messages),
@@ -95,6 +99,9 @@ impl Observed {
             broker_file_bytes: after.map(|_| self.peak.file),
             broker_peak_bytes: after.map(|usage| usage.memory.peak),
             broker_written_per_byte: each(written, bytes),
+            broker_log_per_byte: each(said.map(|said| said.log), bytes),
+            broker_zeros_per_byte: each(said.map(|said| said.zeros), bytes),
+            broker_rest_per_byte: each(rest, bytes),
             broker_switches: each(used(|usage| usage.switches[0], before, after), messages),
             broker_preempted: each(used(|usage| usage.switches[1], before, after), messages),
             client_cpu_us: each(client, messages),
@@ -113,7 +120,6 @@ impl Observed {
 /// Watches one run.
 pub struct Monitor<'a> {
     run: &'a Run<'a>,
-    signals: Option<SignalFd>,
     log: Option<Log>,
     progress: Option<Progress>,
     /// First interval that was not taken.
@@ -126,15 +132,15 @@ pub struct Monitor<'a> {
 }
 
 impl<'a> Monitor<'a> {
-    /// Begins; made before the run's threads are, which inherit that Ctrl-C does not end them.
+    /// Begins: from now on Ctrl-C ends the run, not the process.
     ///
     /// # Errors
     /// [`BenchError::System`] when the interval log cannot be made.
     pub fn new(run: &'a Run<'a>) -> Result<Self, BenchError> {
+        interrupt::begin_measuring();
         let watch = &run.plan.watch;
         Ok(Self {
             run,
-            signals: signals(),
             log: watch
                 .hlog
                 .as_deref()
@@ -155,14 +161,14 @@ impl<'a> Monitor<'a> {
     /// # Errors
     /// [`BenchError::System`] when the interval log cannot be written.
     pub fn watch(&mut self, done: impl Fn() -> bool) -> Result<(), BenchError> {
-        let pid = self.run.plan.watch.pid;
+        let watch = &self.run.plan.watch;
         loop {
             let now = Instant::now();
             if self.before.is_none() && now >= self.run.counted_from {
-                self.before = Some(Moment::now(pid));
+                self.before = Some(Moment::now(watch));
             }
             if self.after.is_none() && now >= self.run.end() {
-                self.after = Some(Moment::now(pid));
+                self.after = Some(Moment::now(watch));
                 return Ok(());
             }
             if done() {
@@ -201,7 +207,7 @@ impl<'a> Monitor<'a> {
     /// # Errors
     /// [`BenchError::System`] when the interval log cannot be written.
     pub fn finish(&mut self, last: Instant) -> Result<Observed, BenchError> {
-        let now = Moment::now(self.run.plan.watch.pid);
+        let now = Moment::now(&self.run.plan.watch);
         let end = match self.after {
             Some(_) => self.run.end(),
             None => last.min(self.run.end()),
@@ -240,7 +246,8 @@ impl<'a> Monitor<'a> {
         let mut shown = Instant::now();
         let mut goes_on = true;
         while goes_on && !done() {
-            goes_on = !self.wait_for_signal(LOOK);
+            std::thread::sleep(LOOK);
+            goes_on = !interrupt::take();
             if let Some(progress) = progress.as_ref().filter(|_| shown.elapsed() >= SHOWN) {
                 progress.tell(format!("{what}: {} of {all}", so_far()));
                 shown = Instant::now();
@@ -252,27 +259,15 @@ impl<'a> Monitor<'a> {
         goes_on
     }
 
-    /// Waits, at most until a signal comes, which ends the run.
+    /// Waits for that time; Ctrl-C ends the run.
     fn wait(&mut self, time: Duration) {
-        if self.wait_for_signal(time) {
+        std::thread::sleep(time);
+        if interrupt::take() {
             self.run.cut();
             if std::mem::replace(&mut self.interrupted, true) {
-                std::process::exit(130);
+                interrupt::give_up();
             }
         }
-    }
-
-    /// Whether a signal came in that time.
-    fn wait_for_signal(&mut self, time: Duration) -> bool {
-        let Some(signals) = &self.signals else {
-            std::thread::sleep(time);
-            return false;
-        };
-        let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        // At least a millisecond, the unit of the wait.
-        let time = time.max(Duration::from_millis(1));
-        let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
-        poll(&mut fds, time) != Ok(0) && matches!(signals.read_signal(), Ok(Some(_)))
     }
 
     /// Takes all whole intervals before `until`; all of them when nobody works any more.
@@ -287,7 +282,9 @@ impl<'a> Monitor<'a> {
                 self.peak.anonymous = self.peak.anonymous.max(memory.anonymous);
                 self.peak.file = self.peak.file.max(memory.file);
             }
-            self.note(index, interval.as_ref(), is_over)?;
+            let noted = self.note(index, interval.as_ref(), is_over);
+            // What cannot be noted is not measured on.
+            noted.inspect_err(|_| self.run.cut())?;
         }
         Ok(())
     }
@@ -331,18 +328,6 @@ impl<'a> Monitor<'a> {
         }
         Ok(())
     }
-}
-
-/// Blocks Ctrl-C and the polite request to end, and gives what reads them; `None` where the
-/// system refuses, and both then end the process as usual.
-fn signals() -> Option<SignalFd> {
-    let mut set = SigSet::empty();
-    set.add(Signal::SIGINT);
-    set.add(Signal::SIGTERM);
-    let signals = SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
-    let signals = signals.ok()?;
-    set.thread_block().ok()?;
-    Some(signals)
 }
 
 /// One line that is written over on a terminal, plain lines elsewhere.
@@ -455,6 +440,8 @@ impl Log {
             .begin_log_with(&mut self.file, &mut self.serializer)
             .map_err(log_failed)?
             .write_histogram(interval.latencies.histogram(), since, length, None)
-            .map_err(log_failed)
+            .map_err(log_failed)?;
+        // Whoever reads along sees it now, and a full disk ends the run now.
+        self.file.flush().map_err(log_failed)
     }
 }

@@ -201,6 +201,15 @@ fn cost_rows(report: &Report) -> Vec<(String, String)> {
             "bytes written per byte of body",
             cost.broker_written_per_byte,
         ),
+        ("of these, to the commit log", cost.broker_log_per_byte),
+        (
+            "of these, zeros for its next files",
+            cost.broker_zeros_per_byte,
+        ),
+        (
+            "of these, queues, index and others",
+            cost.broker_rest_per_byte,
+        ),
         ("broker sleeps per message", cost.broker_switches),
         ("broker preempted per message", cost.broker_preempted),
         (

@@ -195,6 +195,12 @@ impl Arrivals {
         self.0[producer].insert(sequence)
     }
 
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        let words = self.0.iter().flat_map(|numbers| &numbers.0);
+        words.map(|word| u64::from(word.count_ones())).sum()
+    }
+
     /// Adds what another consumer got; counts what both did.
     pub fn add(&mut self, other: &Self, faults: &mut Faults) {
         if self.0.len() < other.0.len() {

@@ -12,7 +12,7 @@ use super::message::Shape;
 use super::payload::Clock;
 use super::recorder::Series;
 use super::route::{self, Route};
-use super::{ANSWER_TIMEOUT, BenchError, counted, now_ms};
+use super::{BenchError, counted, now_ms};
 
 /// How sends follow each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,6 +43,8 @@ pub enum Target {
 pub struct Watch {
     /// Broker process on this host whose use of it is reported.
     pub pid: Option<u32>,
+    /// Broker, `host:port`, that says how much it wrote of what kind.
+    pub says_written: Option<String>,
     /// Length of an interval.
     pub interval: Duration,
     /// Whether progress is shown on the standard error stream.
@@ -74,6 +76,8 @@ pub struct Plan {
     pub duration: Duration,
     /// Messages that are counted, after which the run ends.
     pub count: Option<u64>,
+    /// Longest wait for any one answer, and for all that are missing after the end.
+    pub timeout: Duration,
     /// What sizes, keys and tags are drawn from.
     pub seed: u64,
     /// How long the messages may be read back after the run; zero: not at all.
@@ -88,7 +92,7 @@ impl Plan {
     /// # Errors
     /// [`BenchError`] when nobody says.
     pub fn routes(&self) -> Result<Vec<Route>, BenchError> {
-        let mut routes = route::find(&self.target, &self.topics)?;
+        let mut routes = route::find(&self.target, &self.topics, self.timeout)?;
         if let Some(queues) = self.queues {
             for route in &mut routes {
                 if route.is_new {
@@ -106,7 +110,7 @@ impl Plan {
     /// # Errors
     /// [`BenchError`] when it cannot be made.
     pub fn connect(&self, address: &str) -> Result<Client, BenchError> {
-        let mut client = Client::connect(address, ANSWER_TIMEOUT)?;
+        let mut client = Client::connect(address, self.timeout)?;
         client.set_codec(self.codec);
         Ok(client)
     }
@@ -213,6 +217,11 @@ impl<'a> Run<'a> {
         self.end_ns.fetch_min(now, Ordering::Relaxed);
     }
 
+    /// When waiting for the last answers ends.
+    pub fn limit(&self) -> Instant {
+        self.end() + self.plan.timeout
+    }
+
     /// Whether what began then is counted.
     pub fn counts(&self, moment: Instant) -> bool {
         moment >= self.counted_from && moment < self.end()
@@ -234,41 +243,81 @@ impl<'a> Run<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Schedule {
     start: Instant,
-    interval: Duration,
-    next: u32,
+    /// Sends of all connections.
+    per_second: f64,
+    producers: f64,
+    index: f64,
+    /// Sends made on this connection.
+    made: f64,
 }
 
 impl Schedule {
     /// Sends of one of `producers` connections, which share `per_second` evenly and begin one
     /// after the other.
     pub fn new(start: Instant, per_second: f64, producers: usize, index: usize) -> Self {
-        let interval = Duration::from_secs_f64(producers as f64 / per_second);
         Self {
-            start: start + interval.mul_f64(index as f64 / producers as f64),
-            interval,
-            next: 0,
+            start,
+            per_second,
+            producers: producers as f64,
+            index: index as f64,
+            made: 0.0,
         }
     }
 
-    /// When the next send is due.
+    /// When the next send is due. Each moment is reckoned from the start: a rounded interval,
+    /// added up, would let one send more or less fall into a run.
     pub fn due(&self) -> Instant {
-        self.start + self.interval * self.next
+        let number = self.made * self.producers + self.index;
+        self.start + Duration::from_secs_f64(number / self.per_second)
+    }
+
+    /// How many of those that were not made are due from `from` on and before `end`.
+    pub fn due_between(&self, from: Instant, end: Instant) -> u64 {
+        let before = |moment: Instant| {
+            let since = moment.saturating_duration_since(self.start).as_secs_f64();
+            let all = (since * self.per_second - self.index) / self.producers;
+            (all.ceil() - self.made).max(0.0) as u64
+        };
+        before(end).saturating_sub(before(from))
     }
 
     /// The next send was made.
     pub fn advance(&mut self) {
-        // Begins anew before the number of a send overflows.
-        if self.next == u32::MAX {
-            self.start = self.due();
-            self.next = 0;
-        }
-        self.next += 1;
+        self.made += 1.0;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_due_and_not_sent_is_told() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start, 1000.0, 1, 0);
+        schedule.advance();
+        let at = |ms| start + Duration::from_millis(ms);
+        assert_eq!(schedule.due_between(at(0), at(10)), 9, "1 to 9 ms");
+        assert_eq!(schedule.due_between(at(5), at(10)), 5);
+        assert_eq!(schedule.due_between(at(10), at(5)), 0);
+        assert_eq!(schedule.due_between(at(0), at(1)), 0);
+    }
+
+    #[test]
+    fn as_many_sends_fall_into_a_second_as_its_rate_says() {
+        let start = Instant::now();
+        for (rate, producers) in [(300, 16), (1000, 3), (77, 5), (123_457, 7)] {
+            let mut sends = 0;
+            for index in 0..producers {
+                let mut schedule = Schedule::new(start, f64::from(rate), producers, index);
+                while schedule.due() < start + Duration::from_secs(1) {
+                    schedule.advance();
+                    sends += 1;
+                }
+            }
+            assert_eq!(sends, rate, "{producers} connections");
+        }
+    }
 
     #[test]
     fn producers_share_a_rate_and_take_turns() {

@@ -28,7 +28,14 @@ type Drawn = Result<(), String>;
 struct Line {
     name: String,
     points: Vec<(f64, f64)>,
+    /// Its place in [`COLOURS`], which repeat.
+    colour: usize,
+    /// Pixels of a dash and between two; `None`: drawn through.
+    dashes: Option<(u32, u32)>,
 }
+
+/// How the lines of one report are told apart where the colour says which report it is.
+const DASHES: [Option<(u32, u32)>; 3] = [Some((2, 4)), None, Some((9, 5))];
 
 /// A report and the name it has in a plot.
 pub type Named<'a> = (&'a str, &'a Report);
@@ -178,15 +185,20 @@ fn lines_of(
     reports: &[Named<'_>],
     lines: impl Fn(&Report) -> Vec<(String, Vec<(f64, f64)>)>,
 ) -> Vec<Line> {
-    let named = |(name, report): &Named<'_>| {
-        let lines = lines(report).into_iter();
-        let name = (*name).to_owned();
-        lines.map(move |(line, points)| Line {
-            name: format!("{name} {line}").trim().to_owned(),
-            points,
-        })
-    };
-    reports.iter().flat_map(named).collect()
+    let mut all = Vec::new();
+    for (of_report, (name, report)) in reports.iter().enumerate() {
+        let lines = lines(report);
+        let by_dashes = reports.len() > 1 && lines.len() > 1;
+        for (of_line, (line, points)) in lines.into_iter().enumerate() {
+            all.push(Line {
+                name: format!("{name} {line}").trim().to_owned(),
+                points,
+                colour: of_report.max(if by_dashes { 0 } else { of_line }),
+                dashes: DASHES[of_line % DASHES.len()].filter(|_| by_dashes),
+            });
+        }
+    }
+    all
 }
 
 /// The least and the greatest of something, of all points.
@@ -215,15 +227,31 @@ where
     Y: Ranged<ValueType = f64>,
     SVGBackend<'a>: DrawingBackend,
 {
-    for (index, line) in lines.iter().enumerate() {
-        let style = COLOURS[index % COLOURS.len()].stroke_width(2);
-        let series = LineSeries::new(line.points.iter().copied(), style);
-        let drawn = chart.draw_series(series).map_err(text)?;
-        if !line.name.is_empty() {
-            drawn
-                .label(line.name.clone())
-                .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 18, y)], style));
+    for line in lines {
+        let style = COLOURS[line.colour % COLOURS.len()].stroke_width(2);
+        let points = line.points.iter().copied();
+        let drawn = match line.dashes {
+            Some((dash, gap)) if points.len() > 1 => {
+                let dashed = DashedLineSeries::new(points, dash, gap, style);
+                chart.draw_series(dashed).map_err(text)?
+            }
+            _ => {
+                // One point makes no line.
+                let dot = if points.len() == 1 { 4 } else { 0 };
+                let filled = if dot > 0 { style.filled() } else { style };
+                let series = LineSeries::new(points, filled).point_size(dot);
+                chart.draw_series(series).map_err(text)?
+            }
+        };
+        if line.name.is_empty() {
+            continue;
         }
+        let named = drawn.label(line.name.clone());
+        let (dash, gap) = line.dashes.unwrap_or((20, 0));
+        named.legend(move |(x, y)| {
+            let across = [(x, y), (x + 20, y)];
+            plotters::element::DashedPathElement::new(across.into_iter(), dash, gap, style)
+        });
     }
     if lines.iter().any(|line| !line.name.is_empty()) {
         chart
@@ -263,5 +291,54 @@ mod tests {
         for plot in [throughput, latency, percentiles] {
             assert!(plot(&[("a", &empty)]).unwrap().starts_with("<svg"));
         }
+    }
+
+    fn short() -> Report {
+        Report {
+            series: vec![super::super::monitor::Sample {
+                at: 0.0,
+                per_second: 9.0,
+                errors: 0,
+                latency_us: [100, 200, 300, 400],
+            }],
+            curve: vec![(50.0, 100)],
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn a_single_interval_is_seen() {
+        for plot in [throughput, latency, percentiles] {
+            let svg = plot(&[("", &short())]).unwrap();
+            assert!(svg.contains("<circle"), "{svg}");
+        }
+    }
+
+    #[test]
+    fn reports_have_a_colour_each_and_their_lines_a_dash() {
+        let mut long = short();
+        long.series
+            .extend([1.0, 2.0].map(|at| super::super::monitor::Sample {
+                at,
+                ..short().series[0]
+            }));
+        let lines = lines_of(&[("a", &long), ("b", &long)], |_| {
+            ["p50", "p99"].map(|name| (name.to_owned(), vec![])).into()
+        });
+        let look = lines
+            .iter()
+            .map(|line| (&*line.name, line.colour, line.dashes.is_some()));
+        let expected = [
+            ("a p50", 0, true),
+            ("a p99", 0, false),
+            ("b p50", 1, true),
+            ("b p99", 1, false),
+        ];
+        assert!(look.eq(expected));
+        assert!(
+            latency(&[("a", &long), ("b", &long)])
+                .unwrap()
+                .contains("b max")
+        );
     }
 }

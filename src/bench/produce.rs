@@ -25,7 +25,7 @@ use super::plan::{Pace, Plan, Run, Schedule};
 use super::recorder::{Measured, Recorder, Series};
 use super::report::Report;
 use super::route::{Route, TEMPLATE};
-use super::{ANSWER_TIMEOUT, BenchError, now_ms, process, read_back};
+use super::{BenchError, now_ms, process, read_back};
 
 /// Most sends in flight on a connection of an open loop; more are due then than are sent.
 const MAX_IN_FLIGHT: usize = 4096;
@@ -182,6 +182,8 @@ pub struct Producer<'a> {
     ends: HashMap<(usize, i32), i64>,
     faults: Faults,
     last: Instant,
+    /// When an answer last came, or none was missing.
+    heard: Instant,
 }
 
 impl<'a> Producer<'a> {
@@ -223,11 +225,13 @@ impl<'a> Producer<'a> {
             ends: HashMap::new(),
             faults: Faults::default(),
             last: run.begin,
+            heard: run.begin,
         })
     }
 
     /// Sends until the end of the counted time and waits for the last answers. A connection that
-    /// fails meanwhile ends the run, as a fault.
+    /// fails meanwhile ends the run, as a fault, and so does a broker that leaves answers out for
+    /// longer than the plan's time-out; what was not sent or not answered then counts as an error.
     ///
     /// # Errors
     /// None yet; the threads of all loads end alike.
@@ -240,10 +244,8 @@ impl<'a> Producer<'a> {
         };
         if let Err(error) = ended {
             self.faults.count(&error.to_string());
-            let unanswered = self.outstanding as u64 * u64::from(self.run.plan.shape.batch);
-            self.faults
-                .count_many("message without an answer", unanswered);
             self.run.cut();
+            self.unanswered();
         }
         let used = process::own_thread_us().unwrap_or(0) - cpu.unwrap_or(0);
         Ok(Tally {
@@ -261,6 +263,45 @@ impl<'a> Producer<'a> {
         next >= self.run.end() || self.left == Some(0)
     }
 
+    /// Counts the sends on their way as errors: they are given up.
+    fn unanswered(&mut self) {
+        let (now, each) = (Instant::now(), u64::from(self.run.plan.shape.batch));
+        for sent in self.flights.drain() {
+            let counted = self.run.counts(sent.since);
+            self.recorder.errors(now, each, counted);
+            self.faults.count_many("message without an answer", each);
+        }
+        self.outstanding = 0;
+    }
+
+    /// Counts what was due before the end and will not be sent.
+    fn unsent(&mut self, schedule: &Schedule) {
+        let batch = u64::from(self.run.plan.shape.batch);
+        let (from, end) = (self.run.counted_from, self.run.end());
+        let due = schedule.due_between(from, end) * batch;
+        let due = due.min(self.left.unwrap_or(u64::MAX));
+        self.recorder.errors(Instant::now(), due, true);
+        self.faults.count_many("message due and not sent", due);
+    }
+
+    /// When an answer must have come, and, after the end of the run, all of them.
+    fn limit(&self) -> Instant {
+        (self.heard + self.run.plan.timeout).min(self.run.limit())
+    }
+
+    /// Ends a run whose broker leaves answers out.
+    fn check_limit(&self, now: Instant) -> Result<(), BenchError> {
+        let timeout = self.run.plan.timeout;
+        if now >= self.heard + timeout {
+            return Err(BenchError::System(format!("no answer within {timeout:?}")));
+        }
+        if now >= self.run.limit() {
+            let text = format!("answers or sends were missing {timeout:?} after the end");
+            return Err(BenchError::System(text));
+        }
+        Ok(())
+    }
+
     fn closed(&mut self, in_flight: usize) -> Result<(), BenchError> {
         thread::sleep(self.run.begin.saturating_duration_since(Instant::now()));
         for _ in 0..in_flight {
@@ -269,19 +310,18 @@ impl<'a> Producer<'a> {
             }
         }
         self.client.flush()?;
-        let mut heard = Instant::now();
+        self.heard = Instant::now();
         while self.outstanding > 0 {
-            let deadline = self.recorder.boundary().min(heard + ANSWER_TIMEOUT);
+            let deadline = self.recorder.boundary().min(self.limit());
             let came = self.answer(deadline)?;
             let now = Instant::now();
+            if self.outstanding > 0 {
+                self.check_limit(now)?;
+            }
             if !came {
                 self.recorder.pass(now);
-                if now >= heard + ANSWER_TIMEOUT {
-                    return Err(silent());
-                }
                 continue;
             }
-            heard = now;
             // Answers that came together are followed by sends that go together, as from a client
             // whose threads were all woken by one read.
             loop {
@@ -301,7 +341,16 @@ impl<'a> Producer<'a> {
         let plan = self.run.plan;
         let sends = rate / f64::from(plan.shape.batch);
         let mut schedule = Schedule::new(self.run.begin, sends, plan.connections, self.index);
-        let mut heard = Instant::now();
+        let ended = self.follow(&mut schedule);
+        if ended.is_err() {
+            self.run.cut();
+            self.unsent(&schedule);
+        }
+        ended
+    }
+
+    fn follow(&mut self, schedule: &mut Schedule) -> Result<(), BenchError> {
+        self.heard = Instant::now();
         loop {
             let now = Instant::now();
             self.recorder.pass(now);
@@ -317,20 +366,21 @@ impl<'a> Producer<'a> {
             if over && self.outstanding == 0 {
                 return Ok(());
             }
+            if self.outstanding == 0 {
+                self.heard = now;
+            }
             let full = self.outstanding >= MAX_IN_FLIGHT;
             let wait = if over || full {
-                now + ANSWER_TIMEOUT
+                self.limit()
             } else {
-                schedule.due()
+                schedule.due().min(self.limit())
             };
             let mut came = self.answer(wait.min(self.recorder.boundary()))?;
-            if came || self.outstanding == 0 {
-                heard = Instant::now();
-            } else if heard.elapsed() > ANSWER_TIMEOUT {
-                return Err(silent());
-            }
             while came {
                 came = self.answer(now)?;
+            }
+            if self.outstanding > 0 {
+                self.check_limit(Instant::now())?;
             }
         }
     }
@@ -412,7 +462,7 @@ impl<'a> Producer<'a> {
         let shape = &self.run.plan.shape;
         let messages = u64::from(shape.batch);
         let now = Instant::now();
-        self.last = now;
+        (self.last, self.heard) = (now, now);
         let counted = self.run.counts(sent.since);
         if command.code != response::SUCCESS {
             self.recorder.errors(now, messages, counted);
@@ -509,8 +559,4 @@ impl Ending {
             id: id.to_owned(),
         })
     }
-}
-
-fn silent() -> BenchError {
-    BenchError::System(format!("no answer within {ANSWER_TIMEOUT:?}"))
 }

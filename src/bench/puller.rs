@@ -12,7 +12,7 @@ use saturnmq_storage::format::record::Record;
 use super::faults::Faults;
 use super::packing::Method;
 use super::payload::{Content, Filling};
-use super::{ANSWER_TIMEOUT, BenchError};
+use super::{BenchError, interrupt};
 
 /// Consumer group of the load generator; where there are more, its name's beginning.
 pub const GROUP: &str = "saturnmq_bench_consumer";
@@ -70,7 +70,7 @@ pub struct Puller {
 }
 
 /// One end of each of some queues: `code` is that of the question for the first or for the last
-/// offset. Many are asked for at a time.
+/// offset. Many are asked for at a time, and have to be told within `timeout`.
 ///
 /// # Errors
 /// [`BenchError`] when the broker does not say.
@@ -78,9 +78,11 @@ pub fn ends_of(
     client: &mut Client,
     code: i32,
     queues: &[(&str, i32)],
+    timeout: Duration,
 ) -> Result<Vec<i64>, BenchError> {
     let mut ends = Vec::with_capacity(queues.len());
     for window in queues.chunks(ASKED_AT_A_TIME) {
+        interrupt::check()?;
         let mut asked: Vec<(i32, Option<i64>)> = Vec::with_capacity(window.len());
         for (topic, id) in window {
             let fields = |fields: &mut Encoder<'_>| {
@@ -89,10 +91,10 @@ pub fn ends_of(
             asked.push((client.queue(code, false, fields, &[])?, None));
         }
         client.flush()?;
-        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        let deadline = Instant::now() + timeout;
         while asked.iter().any(|(_, end)| end.is_none()) {
             let Some(answer) = client.receive(deadline)? else {
-                let text = format!("the ends of queues: no answer within {ANSWER_TIMEOUT:?}");
+                let text = format!("the ends of queues: no answer within {timeout:?}");
                 return Err(BenchError::System(text));
             };
             let Some(at) = asked.iter().position(|(n, _)| *n == answer.opaque) else {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use saturnmq_net::codes::request;
 use saturnmq_storage::format::record::Record;
 
+use super::BenchError;
 use super::faults::Faults;
 use super::monitor::Monitor;
 use super::payload::{Arrivals, Content, Numbers, STAMP_BYTES};
@@ -16,7 +17,6 @@ use super::produce::{Tallies, are_done};
 use super::puller::{GROUP, Puller, Queue, ends_of};
 use super::report::Report;
 use super::route::Route;
-use super::{ANSWER_TIMEOUT, BenchError};
 
 /// Most connections that read from one broker.
 const READERS: usize = 4;
@@ -30,6 +30,8 @@ const LAST_WAIT: Duration = Duration::from_secs(5);
 const UNKNOWN: i64 = -1;
 /// How long a reader waits before it looks again for messages that are not there yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Longest wait for an answer before it is looked whether the time is over.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Where a message is, as one number; the sum over many tells whether all are where they should be.
 pub fn mark(producer: u32, sequence: u64, queue: i32, offset: i64) -> u64 {
@@ -77,6 +79,8 @@ struct Found {
     faults: Faults,
     /// Whether it was stopped before it had read all.
     cut: bool,
+    /// Whether it could not look.
+    failed: bool,
 }
 
 impl<'a> Start<'a> {
@@ -102,7 +106,7 @@ impl<'a> Start<'a> {
             let mut known: Vec<_> = queues.iter_mut().filter(|q| q.next == UNKNOWN).collect();
             let asked: Vec<_> = known.iter().map(|q| (q.topic.as_str(), q.id)).collect();
             let mut client = plan.connect(address)?;
-            let ends = ends_of(&mut client, request::GET_MAX_OFFSET, &asked)?;
+            let ends = ends_of(&mut client, request::GET_MAX_OFFSET, &asked, plan.timeout)?;
             for (queue, end) in known.iter_mut().zip(ends) {
                 queue.next = end;
             }
@@ -153,6 +157,7 @@ impl<'a> Start<'a> {
                 all.places = all.places.wrapping_add(part.places);
                 all.faults.add(&part.faults);
                 all.cut |= part.cut;
+                all.failed |= part.failed;
             }
             Ok::<_, BenchError>(())
         })?;
@@ -178,7 +183,12 @@ fn judge(shared: &Shared<'_>, sent: &Tallies, all: &mut Found, report: &mut Repo
         false => "whole, once, and where SEND_OK said",
     };
     report.checked = format!("{found} of {expected} messages read back: {what}");
-    if all.cut {
+    if all.failed {
+        let why = "; the rest could not be looked at, and loss is not judged";
+        report.checked.push_str(why);
+        let kind = "message acknowledged and not looked at: reading back failed";
+        all.faults.count_many(kind, missing);
+    } else if all.cut {
         report
             .checked
             .push_str("; the rest was not read in time, and loss is not judged");
@@ -235,6 +245,7 @@ fn read(shared: &Shared<'_>, address: &str, mut queues: Vec<Queue>) -> Found {
     let mut found = Found::default();
     if let Err(error) = read_all(shared, address, &mut queues, &mut found) {
         found.faults.count(&format!("reading back: {error}"));
+        found.failed = true;
     }
     found
 }
@@ -279,7 +290,8 @@ fn read_to_ends(
     found: &mut Found,
 ) -> Result<bool, BenchError> {
     let asked: Vec<_> = queues.iter().map(|q| (q.topic.as_str(), q.id)).collect();
-    let ends = ends_of(puller.client(), request::GET_MAX_OFFSET, &asked)?;
+    let timeout = shared.plan.timeout;
+    let ends = ends_of(puller.client(), request::GET_MAX_OFFSET, &asked, timeout)?;
     for (queue, end) in queues.iter_mut().zip(ends) {
         queue.end = end;
     }
@@ -293,14 +305,16 @@ fn read_to_ends(
         }
         puller.ask()?;
         let mut number = 0;
-        let asked = puller.answer(heard + ANSWER_TIMEOUT, |record, content, _| {
+        let limit = heard + timeout;
+        let asked = puller.answer(limit.min(Instant::now() + LOOK), |record, content, _| {
             number += u64::from(shared.note(record, content, found));
         })?;
-        if asked.is_none() {
-            let text = format!("no answer to a pull within {ANSWER_TIMEOUT:?}");
+        if asked.is_some() {
+            heard = Instant::now();
+        } else if Instant::now() >= limit {
+            let text = format!("no answer to a pull within {timeout:?}");
             return Err(BenchError::System(text));
         }
-        heard = Instant::now();
         shared.found.fetch_add(number, Ordering::Relaxed);
     }
     for (queue, read) in queues.iter_mut().zip(puller.take_queues(Vec::new())) {

@@ -35,6 +35,12 @@ pub struct Cost {
     pub broker_peak_bytes: Option<u64>,
     /// Bytes that the broker caused to be written per byte of the messages' bodies.
     pub broker_written_per_byte: Option<f64>,
+    /// Those of them that were records in the commit log, in whole blocks; only SaturnMQ says.
+    pub broker_log_per_byte: Option<f64>,
+    /// Those that were zeros for the commit log's next files.
+    pub broker_zeros_per_byte: Option<f64>,
+    /// The rest: ConsumeQueues, index and all others.
+    pub broker_rest_per_byte: Option<f64>,
     /// Times that the broker's threads went to sleep, per message.
     pub broker_switches: Option<f64>,
     /// Times that the broker's threads were made to give up a CPU, per message.
@@ -266,6 +272,16 @@ impl Report {
         }
         if let Some(written) = cost.broker_written_per_byte {
             writeln!(to, "written    {written:.2} bytes per byte of body")?;
+        }
+        if let (Some(log), Some(zeros)) = (cost.broker_log_per_byte, cost.broker_zeros_per_byte) {
+            write!(
+                to,
+                "of these   {log:.2} to the commit log, {zeros:.2} zeros for its next files"
+            )?;
+            if let Some(rest) = cost.broker_rest_per_byte {
+                write!(to, ", {rest:.2} to queues, index and others")?;
+            }
+            writeln!(to)?;
         }
         if let (Some(anonymous), Some(file), Some(peak)) = (
             cost.broker_anonymous_bytes,

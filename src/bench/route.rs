@@ -1,11 +1,13 @@
 //! Where a topic's queues are.
 
+use std::time::Duration;
+
 use saturnmq_net::client::Client;
 use saturnmq_net::codes::{request, response};
 use saturnmq_net::messages::route::TopicRouteData;
 
 use super::plan::Target;
-use super::{ANSWER_TIMEOUT, BenchError};
+use super::{BenchError, interrupt};
 
 /// Topic whose route stands in for a topic that does not exist yet.
 pub const TEMPLATE: &str = "TBW102";
@@ -26,27 +28,38 @@ pub struct Route {
     pub is_new: bool,
 }
 
-/// The routes of all topics, all asked on one connection.
+/// The routes of all topics, all asked on one connection; no answer is waited for longer than
+/// `timeout`.
 ///
 /// # Errors
 /// [`BenchError`] when the name server does not answer or knows no broker.
-pub fn find(target: &Target, topics: &[String]) -> Result<Vec<Route>, BenchError> {
+pub fn find(
+    target: &Target,
+    topics: &[String],
+    timeout: Duration,
+) -> Result<Vec<Route>, BenchError> {
     match target {
         Target::NameServer(address) => {
-            let mut client = Client::connect(address.as_str(), ANSWER_TIMEOUT)?;
-            let find = |topic: &String| find_one(&mut client, address, topic);
+            let mut client = Client::connect(address.as_str(), timeout)?;
+            let find = |topic: &String| find_one(&mut client, address, topic, timeout);
             topics.iter().map(find).collect()
         }
         Target::Broker(address) => {
-            let mut client = Client::connect(address.as_str(), ANSWER_TIMEOUT)?;
-            let find = |topic: &String| ask_broker(&mut client, address, topic);
+            let mut client = Client::connect(address.as_str(), timeout)?;
+            let find = |topic: &String| ask_broker(&mut client, address, topic, timeout);
             topics.iter().map(find).collect()
         }
     }
 }
 
 /// The queues that the broker itself has for a topic: as many as it tells the ends of.
-fn ask_broker(client: &mut Client, address: &str, topic: &str) -> Result<Route, BenchError> {
+fn ask_broker(
+    client: &mut Client,
+    address: &str,
+    topic: &str,
+    timeout: Duration,
+) -> Result<Route, BenchError> {
+    interrupt::check()?;
     let mut queues = 0;
     let answer = client.invoke(
         request::GET_TOPIC_STATS_INFO,
@@ -54,7 +67,7 @@ fn ask_broker(client: &mut Client, address: &str, topic: &str) -> Result<Route, 
             fields.field_str("topic", topic);
         },
         &[],
-        ANSWER_TIMEOUT,
+        timeout,
     )?;
     if answer.code == response::SUCCESS {
         // One entry per queue; each names its queue once.
@@ -72,7 +85,13 @@ fn ask_broker(client: &mut Client, address: &str, topic: &str) -> Result<Route, 
     })
 }
 
-fn find_one(client: &mut Client, name_server: &str, topic: &str) -> Result<Route, BenchError> {
+fn find_one(
+    client: &mut Client,
+    name_server: &str,
+    topic: &str,
+    timeout: Duration,
+) -> Result<Route, BenchError> {
+    interrupt::check()?;
     let mut why = String::new();
     for name in [topic, TEMPLATE] {
         let answer = client.invoke(
@@ -81,7 +100,7 @@ fn find_one(client: &mut Client, name_server: &str, topic: &str) -> Result<Route
                 fields.field_str("topic", name);
             },
             &[],
-            ANSWER_TIMEOUT,
+            timeout,
         )?;
         if answer.code != response::SUCCESS {
             why = answer.remark.unwrap_or_default();
@@ -153,12 +172,13 @@ pub fn one_broker(routes: &[Route]) -> Result<&str, BenchError> {
 ///
 /// # Errors
 /// [`BenchError`] when the broker refuses.
-pub fn create(routes: &mut [Route]) -> Result<(), BenchError> {
+pub fn create(routes: &mut [Route], timeout: Duration) -> Result<(), BenchError> {
     let mut connected: Option<(String, Client)> = None;
     for route in routes.iter_mut().filter(|route| route.is_new) {
+        interrupt::check()?;
         let mut client = match connected.take() {
             Some((address, client)) if address == route.address => client,
-            _ => Client::connect(route.address.as_str(), ANSWER_TIMEOUT)?,
+            _ => Client::connect(route.address.as_str(), timeout)?,
         };
         let answer = client.invoke(
             request::UPDATE_AND_CREATE_TOPIC,
@@ -174,7 +194,7 @@ pub fn create(routes: &mut [Route]) -> Result<(), BenchError> {
                     .field_bool("order", false);
             },
             &[],
-            ANSWER_TIMEOUT,
+            timeout,
         )?;
         if answer.code != response::SUCCESS {
             let remark = answer.remark.unwrap_or_default();

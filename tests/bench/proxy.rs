@@ -3,15 +3,16 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use saturnmq_net::client::{Client, OwnedCommand};
 use saturnmq_net::codes::request;
-use saturnmq_net::command::{Command, Scratch, decode};
+use saturnmq_net::command::{Command, ReplyTo, Scratch, decode};
 use saturnmq_net::encode::Encoder;
 use saturnmq_net::frame::{MAX_FRAME, Parsed, parse};
+use saturnmq_storage::format::record::Record;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -24,71 +25,205 @@ pub(super) enum Deed {
     Drop,
     /// Stores it twice.
     Double,
+    /// Stores it with another byte in its body.
+    Damage,
+    /// Says that it is where a later one is, and the other way round.
+    Misplace,
+    /// Leaves it out of an answer to a pull.
+    LeaveOut,
+    /// Has it twice in an answer to a pull.
+    Repeat,
+    /// Has the one behind it first in an answer to a pull.
+    Swap,
+    /// Never answers a request with that code.
+    Mute(i32),
 }
 
-/// Which message that is.
+/// Which message that is, of those that are sent.
 const VICTIM: u64 = 100;
 
-/// Starts one before `broker`; gives its address.
-pub(super) fn proxy(broker: SocketAddr, deed: Deed) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = listener.local_addr().expect("its address");
-    let sends = Arc::new(AtomicU64::new(0));
-    thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let sends = Arc::clone(&sends);
-            thread::spawn(move || {
-                let behind = Client::connect(broker, PATIENCE).expect("the broker");
-                hand_on(stream, behind, deed, &sends);
-            });
-        }
-    });
-    address
+/// A running one.
+pub(super) struct Proxy {
+    pub(super) address: SocketAddr,
+    shared: Arc<Shared>,
 }
 
-fn hand_on(mut stream: TcpStream, mut behind: Client, deed: Deed, sends: &AtomicU64) {
-    let (mut received, mut scratch) = (Vec::new(), Scratch::default());
-    let mut chunk = [0; 65536];
-    // What the last send was answered.
-    let mut last = None;
-    while let Ok(count @ 1..) = stream.read(&mut chunk) {
-        received.extend_from_slice(&chunk[..count]);
-        while let Ok(Parsed::Complete { frame, consumed }) = parse(&received, MAX_FRAME) {
-            let command = decode(frame, &mut scratch).expect("a header");
-            let is_send = command.code == request::SEND_MESSAGE_V2;
-            let is_victim = is_send && sends.fetch_add(1, Ordering::Relaxed) == VICTIM;
-            if is_victim && deed == Deed::Double {
-                ask(&mut behind, &command);
-            }
-            let answer = match last.take_if(|_| is_victim && deed == Deed::Drop) {
-                Some(answer) => answer,
-                None => ask(&mut behind, &command),
-            };
-            let mut out = Vec::new();
-            let remark = answer.remark.as_deref();
-            let mut encoder = Encoder::response(&mut out, command.reply_to(), answer.code, remark);
-            for (name, value) in &answer.ext {
-                encoder.field_str(name, value);
-            }
-            encoder.body(&answer.body);
-            if is_send {
-                last = Some(answer);
-            }
-            received.drain(..consumed);
-            if stream.write_all(&out).is_err() {
-                return;
-            }
-        }
+#[derive(Default)]
+struct Shared {
+    sends: AtomicU64,
+    /// Whether an answer to a pull was changed.
+    is_done: AtomicBool,
+    /// Requests that were never answered.
+    muted: AtomicU64,
+}
+
+impl Proxy {
+    /// Requests that it did not answer.
+    pub(super) fn muted(&self) -> u64 {
+        self.shared.muted.load(Ordering::SeqCst)
     }
 }
 
-fn ask(behind: &mut Client, command: &Command<'_>) -> OwnedCommand {
-    let fields = |to: &mut Encoder<'_>| {
-        for (name, value) in command.ext.iter() {
-            to.field_str(name, value);
-        }
+/// Starts one before `broker`.
+pub(super) fn proxy(broker: SocketAddr, deed: Deed) -> Proxy {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = listener.local_addr().expect("its address");
+    let shared = Arc::new(Shared::default());
+    let proxy = Proxy {
+        address,
+        shared: Arc::clone(&shared),
     };
-    behind
-        .invoke(command.code, fields, command.body, PATIENCE)
-        .expect("an answer")
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || {
+                let link = Link {
+                    behind: Client::connect(broker, PATIENCE).expect("the broker"),
+                    deed,
+                    shared,
+                    last: None,
+                    held: None,
+                };
+                link.hand_on(stream);
+            });
+        }
+    });
+    proxy
+}
+
+/// One connection through it.
+struct Link {
+    behind: Client,
+    deed: Deed,
+    shared: Arc<Shared>,
+    /// What the last send was answered.
+    last: Option<OwnedCommand>,
+    /// A send that is not answered yet: what it was, and its answer.
+    held: Option<(ReplyTo, OwnedCommand)>,
+}
+
+impl Link {
+    fn hand_on(mut self, mut stream: TcpStream) {
+        let (mut received, mut scratch) = (Vec::new(), Scratch::default());
+        let mut chunk = [0; 65536];
+        while let Ok(count @ 1..) = stream.read(&mut chunk) {
+            received.extend_from_slice(&chunk[..count]);
+            while let Ok(Parsed::Complete { frame, consumed }) = parse(&received, MAX_FRAME) {
+                let command = decode(frame, &mut scratch).expect("a header");
+                let mut out = Vec::new();
+                self.serve(&command, &mut out);
+                received.drain(..consumed);
+                if stream.write_all(&out).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn serve(&mut self, command: &Command<'_>, out: &mut Vec<u8>) {
+        if self.deed == Deed::Mute(command.code) {
+            self.shared.muted.fetch_add(1, Ordering::SeqCst);
+            return;
+        }
+        let body = command.body;
+        match command.code {
+            _ if command.is_oneway() => {
+                let sent = self
+                    .behind
+                    .oneway(command.code, |to| copy(command, to), body);
+                sent.expect("the broker");
+            }
+            request::SEND_MESSAGE_V2 => self.send(command, out),
+            request::PULL_MESSAGE => {
+                let answer = self.pull(command);
+                write(out, command.reply_to(), &answer);
+            }
+            _ => {
+                let answer = self.ask(command, body);
+                write(out, command.reply_to(), &answer);
+            }
+        }
+    }
+
+    fn send(&mut self, command: &Command<'_>, out: &mut Vec<u8>) {
+        let is_victim = self.shared.sends.fetch_add(1, Ordering::SeqCst) == VICTIM;
+        let mut body = command.body.to_vec();
+        let answer = match (self.deed, is_victim) {
+            (Deed::Drop, true) => self.last.take().expect("an earlier send"),
+            (Deed::Double, true) => {
+                self.ask(command, &body);
+                self.ask(command, &body)
+            }
+            (Deed::Damage, true) => {
+                body[200] ^= 1;
+                self.ask(command, &body)
+            }
+            _ => self.ask(command, &body),
+        };
+        let reply_to = command.reply_to();
+        if self.deed == Deed::Misplace && is_victim {
+            self.held = Some((reply_to, answer));
+            return;
+        }
+        let queue = |of: &OwnedCommand| of.get("queueId").map(str::to_owned);
+        let is_with = |(_, held): &mut (ReplyTo, OwnedCommand)| queue(held) == queue(&answer);
+        if let Some((first, held)) = self.held.take_if(is_with) {
+            write(out, first, &answer);
+            write(out, reply_to, &held);
+        } else {
+            write(out, reply_to, &answer);
+        }
+        self.last = Some(answer);
+    }
+
+    /// The answer to a pull; the first with two messages that can be had is changed.
+    fn pull(&mut self, command: &Command<'_>) -> OwnedCommand {
+        let deed = self.deed;
+        let changes = [Deed::LeaveOut, Deed::Repeat, Deed::Swap].contains(&deed);
+        loop {
+            let mut answer = self.ask(command, command.body);
+            if !changes || answer.code != 0 || self.shared.is_done.load(Ordering::SeqCst) {
+                return answer;
+            }
+            let size = |from: &[u8]| Record::decode(from).map(|record| record.size() as usize);
+            let one = size(&answer.body).expect("a record");
+            let Ok(two) = size(&answer.body[one..]).map(|size| one + size) else {
+                // It will have another message soon.
+                continue;
+            };
+            if self.shared.is_done.swap(true, Ordering::SeqCst) {
+                return answer;
+            }
+            let (first, second) = (&answer.body[..one], &answer.body[one..two]);
+            let changed = match deed {
+                Deed::LeaveOut => second.to_vec(),
+                Deed::Repeat => [first, first, second].concat(),
+                _ => [second, first].concat(),
+            };
+            answer.body.splice(..two, changed);
+            return answer;
+        }
+    }
+
+    fn ask(&mut self, command: &Command<'_>, body: &[u8]) -> OwnedCommand {
+        let fields = |to: &mut Encoder<'_>| copy(command, to);
+        self.behind
+            .invoke(command.code, fields, body, PATIENCE)
+            .expect("an answer")
+    }
+}
+
+fn copy(command: &Command<'_>, to: &mut Encoder<'_>) {
+    for (name, value) in command.ext.iter() {
+        to.field_str(name, value);
+    }
+}
+
+fn write(out: &mut Vec<u8>, reply_to: ReplyTo, answer: &OwnedCommand) {
+    let remark = answer.remark.as_deref();
+    let mut encoder = Encoder::response(out, reply_to, answer.code, remark);
+    for (name, value) in &answer.ext {
+        encoder.field_str(name, value);
+    }
+    encoder.body(&answer.body);
 }

@@ -1,5 +1,6 @@
 //! `saturnmq bench`: load on any RocketMQ-protocol broker.
 
+mod examples;
 mod options;
 
 use std::path::{Path, PathBuf};
@@ -9,39 +10,21 @@ use clap::{Args, Subcommand};
 
 use crate::bench::compare::{Base, Wanted};
 use crate::bench::end_to_end::Readers;
+use crate::bench::environment::{Environment, SEND_QUEUE};
 use crate::bench::message::Kind;
 use crate::bench::payload::STAMP_BYTES;
 use crate::bench::plan::{Pace, Plan};
 use crate::bench::report::Report;
+use crate::bench::written::Written;
 use crate::bench::{
-    self, BenchError, catch_up, compare, delay, drain, end_to_end, idle, knee, page, produce,
-    topics,
+    self, BenchError, catch_up, compare, delay, drain, end_to_end, idle, interrupt, knee, page,
+    produce, topics,
 };
-use options::{RunArgs, SendArgs};
-
-const EXAMPLES: &str = "\
-Examples:
-  saturnmq bench produce --rate 20000 --size 128*9,1024-65536*1
-      20,000 messages a second whatever the broker does (open loop), nine small ones to one large
-  saturnmq bench produce --closed
-      1 KiB messages to the broker behind 127.0.0.1:9876 as fast as it answers (closed loop)
-  saturnmq bench produce --find-knee 10ms
-      the highest rate at which 99 of 100 sends are answered within 10 ms
-  saturnmq bench produce --closed --topics 100 --count 1000000 --json
-      a million messages over 100 topics, for scripts
-  saturnmq bench drain --topic saturnmq_bench --pid $(pidof -s saturnmq)
-      what the topic holds, with the broker's CPU time, memory and writes
-  saturnmq bench end-to-end --rate 1000 --hlog latencies.hlog --report out.html
-      from the moment a message is due to its receipt by a waiting consumer
-  saturnmq bench compare before.json after.json --report out.html
-      ratios of the runs in two files, with their spread
-
-Ctrl-C ends a run with the result so far. Exits with 0 when the broker did everything right, with
-1 otherwise.";
+use options::{RunArgs, SendingArgs};
 
 /// Arguments of `bench`.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples::ALL)]
 pub struct BenchArgs {
     /// What kind of load.
     #[command(subcommand)]
@@ -56,20 +39,28 @@ pub enum Load {
     /// Read what topics hold as fast as it comes.
     Drain(DrainArgs),
     /// Send and measure until a consumer that waits has the message.
+    #[command(after_help = examples::END_TO_END)]
     EndToEnd(EndToEndArgs),
     /// The same with several consumer groups, each of which gets every message.
+    #[command(after_help = examples::FAN_OUT)]
     FanOut(FanOutArgs),
     /// Send over 1, 10, 100 … topics, up to --topics; --closed finds the rate of each.
+    #[command(after_help = examples::TOPICS)]
     Topics(ProduceArgs),
     /// Send beside many idle connections.
+    #[command(after_help = examples::CONNECTIONS)]
     Connections(ConnectionsArgs),
     /// Send alone, then while readers drain what the topics hold.
+    #[command(after_help = examples::CATCH_UP)]
     CatchUp(CatchUpArgs),
     /// Send transactions and measure until a consumer has what was committed.
+    #[command(after_help = examples::TRANSACTION)]
     Transaction(TransactionArgs),
     /// Send delayed messages and measure how late they are delivered.
+    #[command(after_help = examples::DELAY)]
     Delay(DelayArgs),
     /// Compare the reports in two or more files.
+    #[command(after_help = examples::COMPARE)]
     Compare(CompareArgs),
 }
 
@@ -77,14 +68,12 @@ pub enum Load {
 #[derive(Debug, Clone, Args)]
 pub struct ProduceArgs {
     #[command(flatten)]
-    run: RunArgs,
-    #[command(flatten)]
-    send: SendArgs,
+    sending: SendingArgs,
     /// Seconds in which the messages are read back and checked after the run; 0: only answers are
     /// checked.
     #[arg(
         long,
-        value_name = "S",
+        value_name = "S", allow_negative_numbers = true,
         default_value_t = 60,
         value_parser = clap::value_parser!(u32).range(0..=86_400)
     )]
@@ -93,7 +82,7 @@ pub struct ProduceArgs {
 
 /// Arguments of `bench produce`.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples::PRODUCE)]
 pub struct SearchArgs {
     #[command(flatten)]
     load: ProduceArgs,
@@ -125,7 +114,7 @@ fn time(text: &str) -> Result<Duration, String> {
 
 /// Arguments of `bench drain`.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = examples::DRAIN)]
 pub struct DrainArgs {
     #[command(flatten)]
     run: RunArgs,
@@ -139,7 +128,7 @@ pub struct PullArgs {
     /// Most messages of one pull.
     #[arg(
         long,
-        value_name = "N",
+        value_name = "N", allow_negative_numbers = true,
         default_value_t = 32,
         value_parser = clap::value_parser!(i32).range(1..=1024)
     )]
@@ -148,12 +137,9 @@ pub struct PullArgs {
 
 /// Arguments of `bench end-to-end`.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = EXAMPLES)]
 pub struct EndToEndArgs {
     #[command(flatten)]
-    run: RunArgs,
-    #[command(flatten)]
-    send: SendArgs,
+    sending: SendingArgs,
     #[command(flatten)]
     read: PullArgs,
     #[command(flatten)]
@@ -161,7 +147,7 @@ pub struct EndToEndArgs {
     /// Consuming connections of a group; queues are dealt to them in turn.
     #[arg(
         long,
-        value_name = "N",
+        value_name = "N", allow_negative_numbers = true,
         default_value_t = 4,
         value_parser = clap::value_parser!(u16).range(1..=1024)
     )]
@@ -176,7 +162,7 @@ pub struct FanOutArgs {
     /// Consumer groups.
     #[arg(
         long,
-        value_name = "N",
+        value_name = "N", allow_negative_numbers = true,
         default_value_t = 4,
         value_parser = clap::value_parser!(u16).range(1..=256)
     )]
@@ -191,7 +177,7 @@ pub struct ConnectionsArgs {
     /// Idle connections.
     #[arg(
         long,
-        value_name = "N",
+        value_name = "N", allow_negative_numbers = true,
         default_value_t = 1000,
         value_parser = clap::value_parser!(u32).range(1..=50_000)
     )]
@@ -208,7 +194,7 @@ pub struct CatchUpArgs {
     /// Reading connections; queues are dealt to them in turn.
     #[arg(
         long,
-        value_name = "N",
+        value_name = "N", allow_negative_numbers = true,
         default_value_t = 4,
         value_parser = clap::value_parser!(u16).range(1..=1024)
     )]
@@ -216,7 +202,7 @@ pub struct CatchUpArgs {
     /// Seconds after which reading is given up.
     #[arg(
         long,
-        value_name = "S",
+        value_name = "S", allow_negative_numbers = true,
         default_value_t = 600,
         value_parser = clap::value_parser!(u32).range(1..=86_400)
     )]
@@ -231,7 +217,7 @@ pub struct TransactionArgs {
     /// Messages of a hundred that are rolled back.
     #[arg(
         long,
-        value_name = "N",
+        value_name = "N", allow_negative_numbers = true,
         default_value_t = 0,
         value_parser = clap::value_parser!(u8).range(0..=100)
     )]
@@ -246,7 +232,7 @@ pub struct DelayArgs {
     /// Delay level of the broker.
     #[arg(
         long,
-        value_name = "N",
+        value_name = "N", allow_negative_numbers = true,
         default_value_t = 1,
         value_parser = clap::value_parser!(u8).range(1..)
     )]
@@ -280,33 +266,22 @@ pub struct CompareArgs {
 /// [`BenchError`] when nothing could be measured or the broker did something wrong.
 pub fn run(args: &BenchArgs) -> Result<(), BenchError> {
     match &args.load {
-        Load::Produce(args) => {
-            let plan = args.load.plan();
-            measure(&args.load.run, &plan, || {
-                args.knee.search(&plan, produce::run)
-            })
-        }
-        Load::Drain(args) => {
-            let plan = args.run.plan(4);
-            measure(&args.run, &plan, || drain::run(&plan, args.read.pull))
-        }
+        Load::Produce(args) => measure(&args.load.sending.run, args.load.plan(), |plan| {
+            args.knee.search(plan, produce::run)
+        }),
+        Load::Drain(args) => measure(&args.run, args.run.plan(4), |plan| {
+            drain::run(plan, args.read.pull)
+        }),
         Load::EndToEnd(args) => args.measure("end-to-end", Kind::Plain, 1),
         Load::FanOut(args) => args.load.measure("fan-out", Kind::Plain, args.groups),
-        Load::Topics(args) => {
-            let plan = args.plan();
-            measure(&args.run, &plan, || topics::run(&plan))
-        }
-        Load::Connections(args) => {
-            let plan = args.load.plan();
-            measure(&args.load.run, &plan, || {
-                idle::run(&plan, args.idle as usize)
-            })
-        }
+        Load::Topics(args) => measure(&args.sending.run, args.plan(), topics::run),
+        Load::Connections(args) => measure(&args.load.sending.run, args.load.plan(), |plan| {
+            idle::run(plan, args.idle as usize)
+        }),
         Load::CatchUp(args) => {
-            let plan = args.load.plan();
             let longest = Duration::from_secs(args.longest.into());
-            measure(&args.load.run, &plan, || {
-                catch_up::run(&plan, args.readers.into(), args.read.pull, longest)
+            measure(&args.load.sending.run, args.load.plan(), |plan| {
+                catch_up::run(plan, args.readers.into(), args.read.pull, longest)
             })
         }
         Load::Transaction(args) => {
@@ -324,8 +299,7 @@ pub fn run(args: &BenchArgs) -> Result<(), BenchError> {
 
 impl ProduceArgs {
     fn plan(&self) -> Plan {
-        let mut plan = self.run.plan(16);
-        self.send.complete(&mut plan, self.run.warm_up);
+        let mut plan = self.sending.plan(16);
         plan.read_back = Duration::from_secs(self.read_back.into());
         plan
     }
@@ -333,12 +307,12 @@ impl ProduceArgs {
 
 impl EndToEndArgs {
     fn measure(&self, load: &str, kind: Kind, groups: u16) -> Result<(), BenchError> {
-        let mut plan = self.run.plan(4);
-        self.send.complete(&mut plan, self.run.warm_up);
+        let run = &self.sending.run;
+        let mut plan = self.sending.plan(4);
         plan.shape.kind = kind;
         check(&plan)?;
         let delay = match kind {
-            Kind::Delay { level } => delay::of_level(&self.run.address(&plan)?, level)?,
+            Kind::Delay { level } => delay::of_level(&run.address(&plan)?, level, plan.timeout)?,
             _ => Duration::ZERO,
         };
         let readers = Readers {
@@ -347,9 +321,9 @@ impl EndToEndArgs {
             pull: self.read.pull,
             delay,
         };
-        measure(&self.run, &plan, || {
+        measure(run, plan, |plan| {
             let run = |plan: &Plan| end_to_end::run(load, plan, &readers);
-            self.knee.search(&plan, run)
+            self.knee.search(plan, run)
         })
     }
 }
@@ -373,13 +347,19 @@ impl KneeArgs {
 
 fn measure(
     args: &RunArgs,
-    plan: &Plan,
-    run: impl FnOnce() -> Result<Report, BenchError>,
+    mut plan: Plan,
+    run: impl FnOnce(&Plan) -> Result<Report, BenchError>,
 ) -> Result<(), BenchError> {
     args.check()?;
+    interrupt::attend();
     args.pin()?;
-    let environment = args.environment(plan)?;
-    let mut report = run()?;
+    let address = args.address(&plan)?;
+    let environment = args.environment(&plan, &address);
+    plan.watch.says_written = Written::ask(&address).map(|_| address);
+    if plan.watch.says_written.is_none() {
+        check_queue(&plan, &environment)?;
+    }
+    let mut report = run(&plan)?;
     report.environment = environment;
     report.failed = report.faults.total() > 0;
     if let Some(path) = &args.report {
@@ -391,6 +371,24 @@ fn measure(
 fn write(path: &Path, text: &str) -> Result<(), BenchError> {
     std::fs::write(path, text)
         .map_err(|error| BenchError::System(format!("{}: {error}", path.display())))
+}
+
+/// Refuses more sends in flight than Apache's queue of sends takes: it answers the others with an
+/// error at once.
+fn check_queue(plan: &Plan, environment: &Environment) -> Result<(), BenchError> {
+    let capacity = environment.get(SEND_QUEUE).and_then(|n| n.parse().ok());
+    let (Pace::Closed { in_flight }, Some(capacity)) = (plan.pace, capacity) else {
+        return Ok(());
+    };
+    let all: usize = plan.connections * in_flight;
+    if all <= capacity {
+        return Ok(());
+    }
+    Err(BenchError::System(format!(
+        "--connections {} times --in-flight {in_flight} are {all} sends at a time, and the broker \
+         takes {capacity} ({SEND_QUEUE})",
+        plan.connections
+    )))
 }
 
 /// What loads with consumers cannot do.

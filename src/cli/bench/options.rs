@@ -66,19 +66,19 @@ pub struct RunArgs {
     /// Number of topics.
     #[arg(
         long,
-        value_name = "N",
+        value_name = "N", allow_negative_numbers = true,
         default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=100_000)
     )]
     pub topics: u32,
     /// Queues of each topic that are used: all by default.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=1024))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(1..=1024))]
     pub queues: Option<i32>,
     /// Connections, each with a thread of its own.
     #[arg(
         long,
         visible_alias = "producers",
-        value_name = "N",
+        value_name = "N", allow_negative_numbers = true,
         value_parser = clap::value_parser!(u16).range(1..=1024)
     )]
     pub connections: Option<u16>,
@@ -88,14 +88,28 @@ pub struct RunArgs {
     /// Seconds before anything is counted.
     #[arg(
         long,
-        value_name = "S",
+        value_name = "S", allow_negative_numbers = true,
         default_value_t = 2,
         value_parser = clap::value_parser!(u32).range(0..=3600)
     )]
     pub warm_up: u32,
     /// What sizes, keys and tags are drawn from.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        default_value_t = 1
+    )]
     pub seed: u64,
+    /// Seconds that any answer may take, and all that are missing at the end of the run together;
+    /// what is missing then is an error.
+    #[arg(
+        long,
+        value_name = "S", allow_negative_numbers = true,
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(1..=3600)
+    )]
+    pub timeout: u32,
     /// Broker process on this host whose use of it is reported.
     #[arg(long, visible_alias = "broker-pid", value_name = "PID")]
     pub pid: Option<u32>,
@@ -105,7 +119,7 @@ pub struct RunArgs {
     /// Seconds between two looks at the run.
     #[arg(
         long,
-        value_name = "S",
+        value_name = "S", allow_negative_numbers = true,
         default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=3600)
     )]
@@ -142,15 +156,25 @@ pub struct SendArgs {
     #[arg(long, value_name = "SIZES", default_value = "1024")]
     pub size: Sizes,
     /// Give each message one of N keys.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        default_value_t = 0
+    )]
     pub keys: u64,
     /// Give each message one of N tags.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        default_value_t = 0
+    )]
     pub tags: u32,
     /// Give each message N more properties, of 16 bytes each.
     #[arg(
         long,
-        value_name = "N",
+        value_name = "N", allow_negative_numbers = true,
         default_value_t = 0,
         value_parser = clap::value_parser!(u16).range(0..=500)
     )]
@@ -161,7 +185,7 @@ pub struct SendArgs {
     /// Messages of one send.
     #[arg(
         long,
-        value_name = "N",
+        value_name = "N", allow_negative_numbers = true,
         default_value_t = 1,
         value_parser = clap::value_parser!(u16).range(1..=1024)
     )]
@@ -172,7 +196,7 @@ pub struct SendArgs {
     /// Open loop: messages per second, of all connections together, whatever the broker does.
     #[arg(
         long,
-        value_name = "N",
+        value_name = "N", allow_negative_numbers = true,
         default_value_t = 1000,
         value_parser = rate
     )]
@@ -183,7 +207,7 @@ pub struct SendArgs {
     /// Sends in flight per connection of a closed loop, which this asks for.
     #[arg(
         long,
-        value_name = "N",
+        value_name = "N", allow_negative_numbers = true,
         conflicts_with = "rate",
         value_parser = clap::value_parser!(u16).range(1..=4096)
     )]
@@ -191,14 +215,14 @@ pub struct SendArgs {
     /// Seconds that are counted.
     #[arg(
         long,
-        value_name = "S",
+        value_name = "S", allow_negative_numbers = true,
         default_value_t = 10,
         conflicts_with = "count",
         value_parser = clap::value_parser!(u32).range(1..=86_400)
     )]
     pub seconds: u32,
     /// Messages that are counted, in place of a time.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 }
 
@@ -284,10 +308,12 @@ impl RunArgs {
             warm_up: Duration::ZERO,
             duration: LONGEST,
             count: None,
+            timeout: Duration::from_secs(self.timeout.into()),
             seed: self.seed,
             read_back: Duration::ZERO,
             watch: Watch {
                 pid: self.pid,
+                says_written: None,
                 interval: Duration::from_secs(self.interval.into()),
                 progress: !self.quiet,
                 hlog: self.hlog.clone(),
@@ -300,24 +326,20 @@ impl RunArgs {
     /// # Errors
     /// [`BenchError`] when the name server does not know it.
     pub fn address(&self, plan: &Plan) -> Result<String, BenchError> {
-        let routes = route::find(&plan.target, &plan.topics[..1])?;
+        let routes = route::find(&plan.target, &plan.topics[..1], plan.timeout)?;
         let address = routes.into_iter().next().map(|route| route.address);
         Ok(address.unwrap_or_default())
     }
 
     /// What can be seen of where the run takes place, before it begins.
-    ///
-    /// # Errors
-    /// [`BenchError`] when the broker is not found.
-    pub fn environment(&self, plan: &Plan) -> Result<Environment, BenchError> {
-        let address = self.address(plan)?;
-        let mut seen = Environment::look(Some(&address), self.pid);
+    pub fn environment(&self, plan: &Plan, address: &str) -> Environment {
+        let mut seen = Environment::look(Some((address, plan.timeout)), self.pid);
         for (name, value) in &self.note {
             seen.note(name, Some(value.clone()));
         }
         let command: Vec<String> = std::env::args().collect();
         seen.note("load", Some(command.join(" ")));
-        Ok(seen)
+        seen
     }
 
     /// Prints what came of it, and fails when the broker did something wrong.
@@ -331,6 +353,24 @@ impl RunArgs {
             bench::print(&report.text())?;
         }
         report.faults.verdict()
+    }
+}
+
+/// Arguments of every load that sends.
+#[derive(Debug, Clone, Args)]
+pub struct SendingArgs {
+    #[command(flatten)]
+    pub run: RunArgs,
+    #[command(flatten)]
+    pub send: SendArgs,
+}
+
+impl SendingArgs {
+    /// The plan of a load that sends, over that many connections unless it was said how many.
+    pub fn plan(&self, connections: u16) -> Plan {
+        let mut plan = self.run.plan(connections);
+        self.send.complete(&mut plan, self.run.warm_up);
+        plan
     }
 }
 
