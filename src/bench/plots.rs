@@ -4,8 +4,8 @@ use plotters::coord::Shift;
 use plotters::coord::ranged1d::Ranged;
 use plotters::prelude::*;
 
+use super::BenchError;
 use super::report::Report;
-use super::{BenchError, shown_us};
 
 const SIZE: (u32, u32) = (920, 340);
 const FONT: &str = "sans-serif";
@@ -117,7 +117,7 @@ pub fn latency(reports: &[Named<'_>]) -> Result<String, BenchError> {
             .y_desc("latency")
             .y_labels(6)
             .label_style((FONT, 13))
-            .y_label_formatter(&|us| shown_us(*us as u64))
+            .y_label_formatter(&|us| short(*us))
             .draw()
             .map_err(text)?;
         draw_lines(&mut chart, &lines)
@@ -153,7 +153,7 @@ pub fn percentiles(reports: &[Named<'_>]) -> Result<String, BenchError> {
             .y_labels(6)
             .label_style((FONT, 13))
             .x_label_formatter(&|share| percentile(*share))
-            .y_label_formatter(&|us| shown_us(*us as u64))
+            .y_label_formatter(&|us| short(*us))
             .draw()
             .map_err(text)?;
         draw_lines(&mut chart, &lines)
@@ -165,6 +165,16 @@ fn percentile(share: f64) -> String {
     let text = format!("{:.5}", 100.0 - 100.0 / share);
     let text = text.trim_end_matches('0').trim_end_matches('.');
     format!("{text} %")
+}
+
+/// Microseconds at an axis, where they are round.
+fn short(us: f64) -> String {
+    let (number, unit) = match us {
+        ..1e3 => (us, "us"),
+        1e3..1e6 => (us / 1e3, "ms"),
+        _ => (us / 1e6, "s"),
+    };
+    format!("{} {unit}", (number * 100.0).round() / 100.0)
 }
 
 /// A number with its thousands apart.
@@ -217,7 +227,10 @@ fn time(lines: &[Line]) -> std::ops::Range<f64> {
 fn latencies(lines: &[Line]) -> std::ops::Range<f64> {
     let (low, high) = extent(lines, |point| point.1);
     // Room for the names of lines above them.
-    let room = if lines.len() > 1 { 4.0 } else { 1.25 };
+    let room = match lines.len() {
+        0..=1 => 1.25,
+        number => 4_f64.powf(number.max(3) as f64 / 3.0),
+    };
     low.max(1.0) * 0.8..(high.max(1.0) * room).max(low * 2.0)
 }
 
@@ -279,6 +292,9 @@ mod tests {
             (-1e6, "-1,000,000"),
         ] {
             assert_eq!(grouped(number), text);
+        }
+        for (us, text) in [(200.0, "200 us"), (1e3, "1 ms"), (2.5e6, "2.5 s")] {
+            assert_eq!(short(us), text);
         }
         for (share, text) in [(1.0, "0 %"), (10.0, "90 %"), (10_000.0, "99.99 %")] {
             assert_eq!(percentile(share), text);
