@@ -28,6 +28,7 @@ pub use repair::KnownEnd;
 mod ends;
 mod recent;
 mod rewrite;
+mod way;
 
 use recent::Recent;
 

@@ -21,8 +21,10 @@ use crate::queue_table::{Queue, RememberedQueues};
 use crate::tail::TailReader;
 use crate::watermarks::Watermarks;
 
+mod ahead;
 mod channel;
 
+pub(crate) use ahead::Places;
 use channel::{Bell, Pause};
 pub use channel::{DispatchItem, DispatchReceiver, DispatchSender, NO_QUEUE, channel};
 
@@ -214,6 +216,8 @@ impl DispatchState {
 pub(crate) struct Dispatcher {
     pub(crate) receiver: DispatchReceiver,
     pub(crate) queues: RememberedQueues,
+    /// Where the queues' next entries are.
+    pub(crate) places: Places,
     /// `None` when `messageIndexEnable=false`.
     pub(crate) index: Option<Arc<Index>>,
     pub(crate) watermarks: Arc<Watermarks>,
@@ -267,6 +271,8 @@ impl Dispatcher {
     /// Dispatches what is there, at most one batch, up to the first record that fails.
     pub(crate) fn step(&mut self) -> Step {
         let (mut last, mut step) = (None, Step::Idle);
+        let places = &self.places;
+        self.receiver.peek(BATCH, |item| places.fetch(item.slot));
         for _ in 0..BATCH {
             let Some(item) = self.held.take().or_else(|| self.receiver.pop()) else {
                 break;
@@ -381,6 +387,7 @@ impl Dispatcher {
             if placed != Placed::Appended {
                 self.misplaced.found(&self.state, item, queue, placed);
             }
+            self.places.note(queue);
             // The entry is shown; only now is asked who waits for it.
             let watchers = queue.take_watchers();
             if watchers != 0 {
@@ -473,6 +480,7 @@ mod tests {
         let dispatcher = Dispatcher {
             receiver,
             queues: RememberedQueues::new(table),
+            places: Places::default(),
             index: None,
             watermarks: Arc::new(Watermarks::new(FlushMode::Sync, 0)),
             tail: readers.reader().unwrap(),

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use arc_swap::ArcSwapOption;
 use nix::fcntl::AtFlags;
 
-use crate::mapping::{Advice, Mapping, MappingError};
+use crate::mapping::{Advice, CACHE_LINE, Mapping, MappingError};
 use crate::medium;
 
 /// Of so many writes that find no mapping while the cap is reached, one maps the file: a file that
@@ -189,6 +189,17 @@ impl MappedFile {
     /// Waits until the range is on disk.
     pub fn sync(self: &Arc<Self>, position: u64, len: u64) -> Result<(), MappingError> {
         self.with(|mapping| mapping.sync(position, len))
+    }
+
+    /// Addresses of what leads to the bytes at `position`, and theirs; zeros without a mapping.
+    pub(crate) fn way_to(&self, position: u64) -> ([usize; 3], usize) {
+        let mapping = self.mapping.load();
+        let Some(mapping) = &*mapping else {
+            return ([0; 3], 0);
+        };
+        let start = Arc::as_ptr(mapping).addr();
+        let (word, bytes) = mapping.way_to(position);
+        ([start, start + CACHE_LINE, word], bytes)
     }
 
     /// Tells the kernel how the file is going to be read from here on.

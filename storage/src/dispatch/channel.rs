@@ -125,6 +125,15 @@ impl DispatchReceiver {
         self.items.pop().ok()
     }
 
+    /// Shows the records that wait, at most so many, the next one first; they stay where they are.
+    pub(super) fn peek(&mut self, most: usize, each: impl FnMut(&DispatchItem)) {
+        let number = self.items.slots().min(most);
+        if let Ok(waiting) = self.items.read_chunk(number) {
+            let (first, rest) = waiting.as_slices();
+            first.iter().chain(rest).for_each(each);
+        }
+    }
+
     /// Whether the writer has gone.
     pub(super) fn is_closed(&self) -> bool {
         self.bell.closed.load(Ordering::SeqCst)
@@ -186,6 +195,26 @@ mod tests {
 
     fn state(sender: &DispatchSender) -> u8 {
         sender.bell.state.load(Ordering::SeqCst)
+    }
+
+    #[test]
+    fn records_that_were_looked_at_still_wait() {
+        let (mut sender, mut receiver) = channel(4);
+        let item = |slot| DispatchItem { slot, ..ITEM };
+        for turn in 0..3 {
+            for slot in 0..3 {
+                assert_eq!(sender.push(item(3 * turn + slot), false), Ok(()));
+            }
+            let mut seen = Vec::new();
+            receiver.peek(2, |item| seen.push(item.slot));
+            assert_eq!(seen, [3 * turn, 3 * turn + 1]);
+            receiver.peek(9, |item| seen.push(item.slot));
+            assert_eq!(seen.len(), 5, "all that wait");
+            for slot in 0..3 {
+                assert_eq!(receiver.pop(), Some(item(3 * turn + slot)));
+            }
+        }
+        receiver.peek(2, |_| panic!("nothing waits"));
     }
 
     #[test]

@@ -5,6 +5,11 @@ use std::sync::Arc;
 use super::{Queue, QueueTable};
 
 impl Queue {
+    /// Addresses of what leads to the place of the next entry, and that of the place.
+    pub(crate) fn way_to_end(&self) -> ([usize; 8], usize) {
+        self.files.way_to_end()
+    }
+
     /// Log offset after the last record of which the queue's files had an entry when they were
     /// opened.
     pub(crate) fn seen_end(&self) -> u64 {

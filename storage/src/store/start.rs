@@ -9,7 +9,8 @@ use super::{Opened, Running, Store};
 use crate::commit_log::{LatchOnPanic, LogStatus};
 use crate::config::StoreConfig;
 use crate::dispatch::{
-    self, CoreWakes, DispatchReceiver, DispatchState, Dispatcher, MisplacedLog, Waker, wake_queues,
+    self, CoreWakes, DispatchReceiver, DispatchState, Dispatcher, MisplacedLog, Places, Waker,
+    wake_queues,
 };
 use crate::error::OpenError;
 use crate::flusher::{Flusher, FlusherThread};
@@ -185,6 +186,7 @@ impl Parts {
         Dispatcher {
             receiver,
             queues: RememberedQueues::new(Arc::clone(&self.table)),
+            places: Places::default(),
             index: self.config.message_index.then(|| Arc::clone(&self.index)),
             watermarks: Arc::clone(&self.watermarks),
             tail,
