@@ -309,7 +309,7 @@ mod tests {
         }
     }
 
-    fn short() -> Report {
+    fn one_interval() -> Report {
         Report {
             series: vec![super::super::monitor::Sample {
                 at: 0.0,
@@ -325,18 +325,18 @@ mod tests {
     #[test]
     fn a_single_interval_is_seen() {
         for plot in [throughput, latency, percentiles] {
-            let svg = plot(&[("", &short())]).unwrap();
+            let svg = plot(&[("", &one_interval())]).unwrap();
             assert!(svg.contains("<circle"), "{svg}");
         }
     }
 
     #[test]
     fn reports_have_a_colour_each_and_their_lines_a_dash() {
-        let mut long = short();
+        let mut long = one_interval();
         long.series
             .extend([1.0, 2.0].map(|at| super::super::monitor::Sample {
                 at,
-                ..short().series[0]
+                ..one_interval().series[0]
             }));
         let lines = lines_of(&[("a", &long), ("b", &long)], |_| {
             ["p50", "p99"].map(|name| (name.to_owned(), vec![])).into()

@@ -65,7 +65,7 @@ fn expect_ends(what: Signal) {
     let mut children = Vec::new();
     for (number, load) in SENDING.iter().enumerate() {
         let topic = format!("ends_{number}");
-        let place = ["--broker", &broker, "--topic", &topic, "--timeout", "1"];
+        let place = ["--broker", &broker, "--topic", &topic, "--timeout", "5"];
         let shape = ["--connections", "2", "--warm-up", "0"];
         let seconds: &[&str] = match load.contains(&"--count") {
             true => &[],
@@ -106,7 +106,7 @@ fn idle_connections_that_are_not_answered_cost_one_time_out_together() {
     );
     let address = proxy.address.to_string();
     let load = ["connections", "--idle", "200", "--count", "10"];
-    let place = ["--broker", &address, "--timeout", "1", "--warm-up", "0"];
+    let place = ["--broker", &address, "--timeout", "5", "--warm-up", "0"];
     let begun = Instant::now();
     let output = ended(spawn(&[&load[..], &place, &["--read-back", "0"]].concat()));
     assert_eq!(output.status.code(), Some(1));
@@ -149,7 +149,7 @@ fn a_drain_ends_at_a_broker_that_keeps_its_messages() {
     good(&ended(spawn(&[&["produce"], &place[..], &short].concat())));
     let proxy = proxy(broker, Deed::Mute(request::PULL_MESSAGE));
     let address = proxy.address.to_string();
-    let output = ended(spawn(&["drain", "--broker", &address, "--timeout", "1"]));
+    let output = ended(spawn(&["drain", "--broker", &address, "--timeout", "5"]));
     assert_eq!(output.status.code(), Some(1));
     let faults = &report(&output)["faults"];
     assert_eq!(
@@ -175,7 +175,13 @@ fn a_stall_of_the_broker_shows_in_every_load_that_has_a_rate() {
     thread::sleep(Duration::from_millis(500));
     running.signal(Signal::SIGCONT);
     for (load, child) in children {
-        let report = good(&ended(child));
+        let output = ended(child);
+        // The store time of what came while the writer stood still may be that before, and the
+        // delay counts from there: such a message is early, which is a fault.
+        let report = match load[0] {
+            "delay" => report(&output),
+            _ => good(&output),
+        };
         // The report is of the last step; what was before it is in the details.
         let (p99, max) = match load[0] {
             "topics" => (detail(&report, "1 topic, p99 us"), None),

@@ -182,9 +182,9 @@ fn messages_that_nobody_could_look_at_are_not_called_lost() {
     ] {
         let proxy = proxy(broker, Deed::Mute(request::PULL_MESSAGE));
         let address = proxy.address.to_string();
-        let place = ["--broker", &address, "--timeout", "1"];
+        let place = ["--broker", &address, "--timeout", "3"];
         // Longer than a held pull may take.
-        let long = ["--warm-up", "0", "--seconds", "9", "--rate", "50"];
+        let long = ["--warm-up", "0", "--seconds", "15", "--rate", "50"];
         let times = if load == "produce" { short } else { long };
         let output = command(&[&[load][..], &times, &place].concat()).output();
         let output = output.expect("the binary starts");

@@ -72,7 +72,12 @@ pub struct RunArgs {
     )]
     pub topics: u32,
     /// Queues of each topic that are used: all by default.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(1..=1024))]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i32).range(1..=1024)
+    )]
     pub queues: Option<i32>,
     /// Connections, each with a thread of its own.
     #[arg(
@@ -222,7 +227,12 @@ pub struct SendArgs {
     )]
     pub seconds: u32,
     /// Messages that are counted, in place of a time.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     pub count: Option<u64>,
 }
 
