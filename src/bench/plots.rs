@@ -263,7 +263,7 @@ where
         let (dash, gap) = line.dashes.unwrap_or((20, 0));
         named.legend(move |(x, y)| {
             let across = [(x, y), (x + 20, y)];
-            plotters::element::DashedPathElement::new(across.into_iter(), dash, gap, style)
+            plotters::element::DashedPathElement::new(across, dash, gap, style)
         });
     }
     if lines.iter().any(|line| !line.name.is_empty()) {
