@@ -215,6 +215,11 @@ impl Link {
 
 fn copy(command: &Command<'_>, to: &mut Encoder<'_>) {
     for (name, value) in command.ext.iter() {
+        // A pull that is held would hold up those behind it on this connection.
+        let value = match name {
+            "suspendTimeoutMillis" => "20",
+            _ => value,
+        };
         to.field_str(name, value);
     }
 }
