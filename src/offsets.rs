@@ -294,6 +294,13 @@ impl ConsumerOffsets {
         take(&self.dirty).then(|| self.persist.changed(File::ConsumerOffsets))
     }
 
+    /// Asks for a write of everything committed before, also of what a write on its way covers: for
+    /// who answers once it is durable.
+    pub fn save(&self) -> Ticket {
+        take(&self.dirty);
+        self.persist.changed(File::ConsumerOffsets)
+    }
+
     /// The version that answers carry.
     pub fn data_version(&self) -> DataVersion {
         *lock(&self.version)

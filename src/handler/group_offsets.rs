@@ -36,10 +36,7 @@ pub fn clone(broker: &Broker, request: &Request<'_>) -> Answer {
             return Reply::error(SYSTEM_BUSY, remark).into();
         }
     }
-    match broker.offsets.save_if_changed() {
-        Some(ticket) => Answer::After(ticket, Reply::success()),
-        None => Reply::success().into(),
-    }
+    Answer::After(broker.offsets.save(), Reply::success())
 }
 
 /// Whether a group is online without a subscription to the topic.

@@ -439,9 +439,10 @@ impl IndexFile {
         let slot = self.shape.slot_of(hash);
         self.file
             .reserve(self.shape.slot_position(slot), INDEX_SLOT_SIZE as usize)?;
+        // Of a put that failed half-way the slot may name the item that is about to be written.
         let previous = self
             .slot(slot)?
-            .filter(|item| *item <= header.next_item)
+            .filter(|item| *item < header.next_item)
             .unwrap_or(0);
         let seconds = if header.begin_timestamp <= 0 {
             0
