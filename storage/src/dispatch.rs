@@ -177,6 +177,8 @@ pub(crate) struct DispatchState {
     last: Mutex<LastRecord>,
     /// Log offset of the last resume point.
     pub(crate) resumed: AtomicU64,
+    /// Log offset of the first byte that is kept.
+    pub(crate) log_min: AtomicU64,
 }
 
 /// A record, as a place up to which the log is known.
@@ -198,6 +200,7 @@ impl DispatchState {
             misplaced: AtomicU64::new(0),
             last: Mutex::new(last),
             resumed: AtomicU64::new(last.end),
+            log_min: AtomicU64::new(0),
         }
     }
 

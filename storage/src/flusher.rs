@@ -40,6 +40,8 @@ pub(crate) struct Flusher {
     pub(crate) checkpoint: CheckpointFile,
     /// By slot: next offsets that were beyond their queue's end when the store was opened.
     pub(crate) floors: HashMap<u32, i64>,
+    /// Where the log ended when the store was opened; damage may stand before it.
+    pub(crate) opened_at: u64,
     pub(crate) resume_bytes: u64,
     pub(crate) resume_interval: Duration,
     /// The last resume point.
@@ -140,6 +142,8 @@ impl Flusher {
             log_offset: place.end,
             last_record: place.start,
             last_timestamp: place.timestamp,
+            log_min: Some(self.dispatch.log_min.load(Ordering::SeqCst)),
+            known_to: place.end.max(self.opened_at),
             queue_file_size: self.table.file_size(),
             index_files: u32::try_from(index_files).unwrap_or(u32::MAX),
             index: mark,

@@ -106,6 +106,17 @@ pub enum LayoutError {
         /// Log offset up to which the last run had made it durable.
         known_to: u64,
     },
+    /// The log lacks its first files.
+    #[error(
+        "{first_missing} and all log files before {log_min} are missing, which were there when the \
+         broker stopped: put them back; to go on without them, start once with --rebuild-queues"
+    )]
+    FrontMissing {
+        /// The first missing file.
+        first_missing: PathBuf,
+        /// Log offset at which the first file begins that is there.
+        log_min: u64,
+    },
     /// The consume queues are kept in RocksDB.
     #[error("{path} is a RocksDB database; only file-based consume queues can be opened")]
     RocksDb {
@@ -211,6 +222,11 @@ impl Layout {
     pub fn resume(&self) -> PathBuf {
         self.root.join("saturnmq.resume")
     }
+
+    /// Our own list of topics that were removed.
+    pub fn removed_topics(&self) -> PathBuf {
+        self.root.join("saturnmq.removed")
+    }
 }
 
 /// Sees that what stands at the places of the store's files and directories is of their kind;
@@ -297,9 +313,9 @@ pub struct FixedFiles {
 
 /// Lists a directory whose files must all have `size` bytes and names of 20 digits that are
 /// multiples of it, without gaps; `key` is the configuration key of the size. A directory that
-/// does not exist is empty. Directories are left alone, as Apache RocketMQ 5.x leaves them: every
-/// ext4 filesystem has `lost+found` at its top. Links are followed. Anything else is an error, as
-/// it is to Apache RocketMQ.
+/// does not exist is empty. Directories without such a name are left alone, as Apache RocketMQ 5.x
+/// leaves them: every ext4 filesystem has `lost+found` at its top. Links are followed. Anything
+/// else is an error, as it is to Apache RocketMQ.
 pub fn list_fixed_files(
     directory: &Path,
     size: u64,
@@ -311,30 +327,31 @@ pub fn list_fixed_files(
             path: path.clone(),
             why,
         };
-        let metadata = match fs::metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(foreign("it is a link that leads nowhere"));
-            }
-            metadata => metadata.map_err(|source| LayoutError::Directory {
+        let metadata = fs::metadata(&path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => foreign("it is a link that leads nowhere"),
+            _ => LayoutError::Directory {
                 path: path.clone(),
                 source,
-            })?,
-        };
-        if metadata.is_dir() {
-            tracing::info!(
-                path = %path.display(),
-                "a directory among log or queue files is left alone"
-            );
+            },
+        })?;
+        let name = path.file_name().and_then(|name| name.to_str());
+        let base = name.and_then(parse_file_name);
+        if metadata.is_dir() && base.is_none() {
+            tracing::info!(path = %path.display(), "a directory among files is left alone");
             continue;
+        }
+        if metadata.is_dir() {
+            let (found, wanted) = ("a directory", "file");
+            return Err(LayoutError::Kind {
+                path,
+                found,
+                wanted,
+            });
         }
         if !metadata.is_file() {
             return Err(foreign("only files are allowed"));
         }
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .unwrap_or_default();
-        let base = parse_file_name(name).ok_or_else(|| foreign("its name is not 20 digits"))?;
+        let base = base.ok_or_else(|| foreign("its name is not 20 digits"))?;
         if !base.is_multiple_of(size) {
             return Err(LayoutError::Base { path, size, key });
         }
@@ -369,8 +386,7 @@ pub fn list_fixed_files(
     Ok(FixedFiles { files, empty_last })
 }
 
-/// Topic and queue id of every queue directory. Sub-directories whose name is no number are
-/// left alone, as Apache RocketMQ leaves them.
+/// Topic and queue id of every queue directory. Others are left alone, as Apache leaves them.
 pub fn list_queues(consume_queues: &Path) -> Result<Vec<(String, i32)>, LayoutError> {
     if consume_queues.join("CURRENT").is_file() {
         return Err(LayoutError::RocksDb {

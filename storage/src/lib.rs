@@ -22,6 +22,7 @@ pub mod metrics;
 pub mod queue_table;
 pub mod reader;
 pub mod recovery;
+mod removed_topics;
 pub mod resume;
 pub mod retention;
 pub mod segments;

@@ -21,6 +21,8 @@ pub(crate) enum Request<'a> {
     SyncDirectory(&'a Path),
     /// So is the whole filesystem.
     SyncAll,
+    /// Bytes are written to a file past the log's writer: position and length.
+    Write(&'a File, u64, usize),
     /// A file gets a name, unless it has it already.
     Name(&'a Path),
     /// A directory is made, and those above it.
@@ -92,6 +94,14 @@ pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
 pub(crate) fn sync_filesystem(inside: &Path) -> io::Result<()> {
     perform(Request::SyncAll, || {
         Ok(rustix::fs::syncfs(File::open(inside)?)?)
+    })
+}
+
+/// Writes bytes at a position of a file.
+pub(crate) fn write_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    perform(Request::Write(file, position, bytes.len()), || {
+        file.write_all_at(bytes, position)
     })
 }
 

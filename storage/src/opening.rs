@@ -19,26 +19,33 @@ use crate::format::record::Record;
 use crate::former_run::FormerRun;
 use crate::index_file::{Index, IndexError};
 use crate::layout::{Layout, LayoutError, list_fixed_files};
-use crate::log_window::{LOOK_BYTES, LogWindow, WindowLimits};
+use crate::log_window::{LogWindow, WindowLimits};
 use crate::mapped_file::MapBudget;
 use crate::queue_table::QueueTable;
-use crate::rebuild::{KnownQueue, KnownQueues, Rebuild};
+use crate::rebuild::{KnownQueues, Rebuild};
 use crate::recovery::{Proof, ScanEnd, ScanRange, scan};
+use crate::removed_topics::{self, RemovedTopics};
 use crate::resume::ResumePoint;
 use crate::seeded::{Fault, seeded};
 use crate::store::OpenReport;
 
 pub(crate) use directories::{make_directories, make_directory};
 use progress::Progress;
+use seen::Seen;
 
 mod cached_entries;
 mod cut;
 mod directories;
 mod doubt;
+mod evidence;
 mod misnamed;
+mod point;
 mod progress;
+mod seen;
 mod shrunk;
 mod spoiled;
+#[cfg(test)]
+mod tests;
 
 /// Log files at the end of a foreign store in which the first damage ends the log, as in Apache.
 const STRICT_FILES: usize = 3;
@@ -85,8 +92,17 @@ struct Opening<'a> {
     /// A resume point that the log confirms.
     resume: Option<ResumePoint>,
     known: KnownQueues,
+    removed: RemovedTopics,
     /// Log offset up to which a former run had synced the log; 0 if unknown.
     known_to: u64,
+    /// The same, unless another broker can have cut the log since: bad bytes below are damage.
+    durable_to: u64,
+    /// Queues and index were being made again from the beginning of the log.
+    began_again: bool,
+    /// The resume point on disk, if it is not one of another broker.
+    noted: Option<ResumePoint>,
+    /// What queues' files say behind the resume point.
+    seen: Seen,
     /// Log offset of the last record that the index named when it was opened.
     indexed_to: u64,
     window: LogWindow,
@@ -118,7 +134,12 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
         synced_before: checkpoint.stored().log_timestamp,
         resume: None,
         known: KnownQueues::new(),
+        removed: removed_topics::load(&layout.removed_topics()),
         known_to: 0,
+        durable_to: 0,
+        began_again: false,
+        noted: None,
+        seen: Seen::default(),
         indexed_to: 0,
         window,
         whole: false,
@@ -130,6 +151,8 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
         },
     };
     opening.load_resume_point(&checkpoint)?;
+    opening.look_behind()?;
+    opening.note_offsets(&checkpoint)?;
     if let Some(path) = found.empty_last {
         cut::remove(&path)?;
     }
@@ -148,65 +171,6 @@ impl Opening<'_> {
             .map_or(0, |base| base + self.config.commit_log_file_size)
     }
 
-    fn load_resume_point(&mut self, checkpoint: &CheckpointFile) -> Result<(), OpenError> {
-        let point = match ResumePoint::load(&self.layout.resume()) {
-            Ok(Some(point)) => point,
-            Ok(None) => return Ok(()),
-            Err(error) => {
-                self.report
-                    .notes
-                    .push(format!("{error}; the whole log is looked at instead"));
-                return Ok(());
-            }
-        };
-        self.known_to = point.log_offset;
-        for queue in &point.queues {
-            let queues = self.known.entry(queue.topic.clone()).or_default();
-            let known = KnownQueue {
-                min: queue.min_offset,
-                max: queue.max_offset,
-                next: queue.next_offset,
-            };
-            queues.insert(queue.queue_id, known);
-        }
-        let stored = checkpoint.stored();
-        let later = stored.log_timestamp.max(stored.queue_timestamp) > point.last_timestamp;
-        // Whatever another broker did to the log, it did.
-        if !later {
-            self.refuse_shrunk()?;
-        }
-        if !later && self.confirms(&point)? {
-            self.resume = Some(point);
-        } else {
-            let note = "the log was written by another broker or replaced; all of it is looked at";
-            self.report.notes.push(note.into());
-        }
-        Ok(())
-    }
-
-    /// Whether the record that the resume point names as its last is in the log.
-    fn confirms(&mut self, point: &ResumePoint) -> Result<bool, OpenError> {
-        let range = self.log_min()..=self.log_limit();
-        if !range.contains(&point.log_offset) || point.last_record > point.log_offset {
-            return Ok(false);
-        }
-        let size = point.log_offset - point.last_record;
-        if size == 0 {
-            return Ok(point.log_offset == self.log_min());
-        }
-        let size = usize::try_from(size).unwrap_or(usize::MAX);
-        let bytes = self
-            .window
-            .bytes(point.last_record, size, WindowLimits::QUIET, LOOK_BYTES)?;
-        Ok(bytes.is_some_and(|bytes| {
-            Record::decode(bytes).is_ok_and(|record| {
-                record.size() as usize == size
-                    && record.check_place(point.last_record).is_ok()
-                    && record.store_timestamp() == point.last_timestamp
-            })
-        }))
-    }
-
     fn run(mut self, checkpoint: CheckpointFile) -> Result<Recovered, OpenError> {
         if self.resume.is_none() || self.in_doubt() {
             cached_entries::settle(self.layout)?;
@@ -220,28 +184,15 @@ impl Opening<'_> {
         let found = self.scan_log(&table, &index, index_complete)?;
         let log_end = found.end;
         shrunk::tell(&table, &self.known, self.known_to, log_end)?;
+        self.note_shrunk(&found)?;
         // A resume point that names more than there is would bring it back.
         let cut = self.cut_entries(&table, &index, log_end)?;
         self.cut_log(&found)?;
         let floors = self.set_offsets(&table);
-        let resumed = self.resume.as_ref().map(|point| LastRecord {
-            start: point.last_record,
-            end: point.log_offset,
-            timestamp: point.last_timestamp,
-        });
-        let last = match (found.last, resumed) {
-            (Some((start, timestamp)), _) => LastRecord {
-                start,
-                end: found.last_end,
-                timestamp,
-            },
-            (None, Some(point)) => point,
-            (None, None) => LastRecord {
-                start: self.log_min(),
-                end: self.log_min(),
-                timestamp: 0,
-            },
-        };
+        let resumed = self.resume.as_ref().map(last_of_point);
+        let last = self.last_of(&found);
+        // What stands behind the last record is known to no resume point yet.
+        let goes_on = log_end > last.end.max(self.known_to);
         let believed = self
             .resume
             .as_ref()
@@ -251,7 +202,12 @@ impl Opening<'_> {
         report.log_end = log_end;
         report.damaged_records = found.damage_count;
         report.queues = table.len();
-        report_damage(&found);
+        report_damage(&found, &self.window);
+        removed_topics::forget(
+            &self.layout.removed_topics(),
+            &self.removed,
+            report.log_start,
+        )?;
         Ok(Recovered {
             table,
             index,
@@ -260,10 +216,30 @@ impl Opening<'_> {
             log_min: report.log_start,
             log_end,
             last,
-            resumed: resumed.filter(|_| !self.whole && !cut),
-            changed: !believed || cut || report.rebuilt_entries > 0,
+            resumed: resumed.filter(|_| !self.whole && !cut && !goes_on),
+            changed: !believed || cut || goes_on || report.rebuilt_entries > 0,
             report,
         })
+    }
+
+    /// The last record that is known.
+    fn last_of(&self, found: &ScanEnd) -> LastRecord {
+        if let Some((start, timestamp)) = found.last {
+            let end = found.last_end;
+            return LastRecord {
+                start,
+                end,
+                timestamp,
+            };
+        }
+        self.resume.as_ref().map_or_else(
+            || LastRecord {
+                start: self.log_min(),
+                end: self.log_min(),
+                timestamp: 0,
+            },
+            last_of_point,
+        )
     }
 
     /// Opens the queues; after a crash only as far as the resume point vouches for them.
@@ -340,6 +316,7 @@ impl Opening<'_> {
         let files = self.resume.as_ref().map_or(0, |point| point.index_files);
         let complete = complete
             && !self.in_doubt()
+            && !self.began_again
             && index.file_count() >= files as usize
             && !self.config.rebuild_queues
             && index.is_sound();
@@ -419,6 +396,7 @@ impl Opening<'_> {
         let (from, strict_from) = (pass.from, pass.strict_from);
         let clean = self.former.is_closed();
         let accepts = |record: &Record<'_>, later| self.proves(table, record, later);
+        let acknowledged = |record: &Record<'_>| self.was_acknowledged(table, record);
         let range = ScanRange {
             bases: &self.bases,
             file_size: self.config.commit_log_file_size,
@@ -426,8 +404,15 @@ impl Opening<'_> {
             to: u64::MAX,
             limits: WindowLimits::QUIET,
             strict_from,
-            proof: self.proof(table, &accepts),
-            in_flight_from: if clean { u64::MAX } else { strict_from },
+            durable_to: self.durable_to,
+            proof: Proof {
+                acknowledged: &acknowledged,
+                ..self.proof(table, &accepts)
+            },
+            in_flight_from: match clean {
+                true => u64::MAX,
+                false => strict_from.max(self.durable_to),
+            },
             check_crc: self.config.check_crc_on_recover,
         };
         // Of a cleanly closed store the last indexed record is indexed whole; after a crash perhaps
@@ -440,6 +425,7 @@ impl Opening<'_> {
         let mut rebuild = Rebuild::new(table, index, &self.known, delays);
         rebuild.indexed_to = indexed_to;
         rebuild.known_below = pass.known_below;
+        rebuild.removed = Some(&self.removed).filter(|removed| !removed.is_empty());
         rebuild.whole = pass.whole;
         let mut progress = Progress::new(from, self.log_limit());
         let size = self.config.commit_log_file_size;
@@ -461,75 +447,6 @@ impl Opening<'_> {
         self.report.replaced_entries += rebuild.replaced;
         self.unindexed = rebuild.unindexed;
         Ok(found)
-    }
-
-    /// Where behind bad bytes a record is looked for that proves them to be damage.
-    fn proof<'a>(
-        &self,
-        table: &QueueTable,
-        accepts: &'a dyn Fn(&Record<'_>, bool) -> bool,
-    ) -> Proof<'a> {
-        let proof = Proof {
-            accepts,
-            ..Proof::NONE
-        };
-        match (self.former, &self.resume) {
-            // Files that were put aside are put back so.
-            (FormerRun::Closed, Some(_)) if self.config.rebuild_queues => Proof {
-                to: u64::MAX,
-                ..proof
-            },
-            // Nothing stands behind the log's end, and nobody knows what a power cut left.
-            (FormerRun::Closed | FormerRun::Unbounded, Some(_)) => proof,
-            (FormerRun::Closed | FormerRun::Unbounded, None) => Proof {
-                to: u64::MAX,
-                ..proof
-            },
-            // Behind what was in flight there are zeros, or the log went on.
-            (FormerRun::Bounded(bytes), _) => Proof {
-                from: bytes,
-                to: u64::MAX,
-                glance: true,
-                known_to: self.seen_to(table),
-                ..proof
-            },
-        }
-    }
-
-    /// Log offset up to which queues, index or the resume point knew of records.
-    fn seen_to(&self, table: &QueueTable) -> u64 {
-        let queues = table.all();
-        let queued = queues.iter().map(|queue| queue.seen_end()).max();
-        self.known_to.max(self.indexed_to).max(queued.unwrap_or(0))
-    }
-
-    /// Whether a record, perhaps in a later file, shows that everything before it was on the disk.
-    fn proves(&self, table: &QueueTable, record: &Record<'_>, later: bool) -> bool {
-        if self.former == FormerRun::Unbounded {
-            return record.store_timestamp() < self.synced_before;
-        }
-        let (topic, queue_id) = (record.topic(), record.queue_id());
-        let place = u64::try_from(record.physical_offset()).unwrap_or(u64::MAX);
-        if !record.is_queued() {
-            return self.former != FormerRun::Closed;
-        }
-        let Some(queue) = table.get(topic, queue_id) else {
-            return true;
-        };
-        let offset = record.queue_offset();
-        let has_entry = || match queue.entry(offset) {
-            Ok(Some(entry)) => entry.physical_offset == place && entry.size == record.size(),
-            Ok(None) | Err(_) => false,
-        };
-        let goes_on = offset >= queue.max_offset();
-        let put_back = self.config.rebuild_queues && self.resume.is_some();
-        match self.former {
-            FormerRun::Closed if put_back => goes_on || has_entry(),
-            // Apache leaves old records behind the end of a log that it cut, in the same file; of
-            // the last ones that count the queues have entries.
-            FormerRun::Closed => has_entry() || ((later || queue.max_offset() == 0) && goes_on),
-            FormerRun::Bounded(_) | FormerRun::Unbounded => goes_on || has_entry(),
-        }
     }
 
     /// Removes entries of records that are not in the log; whether there were any.
@@ -575,6 +492,14 @@ impl Opening<'_> {
     }
 }
 
+fn last_of_point(point: &ResumePoint) -> LastRecord {
+    LastRecord {
+        start: point.last_record,
+        end: point.log_offset,
+        timestamp: point.last_timestamp,
+    }
+}
+
 /// Mappings the host allows a process; a quarter of them is left to buffers, stacks and libraries.
 fn host_mappings() -> usize {
     std::fs::read_to_string("/proc/sys/vm/max_map_count")
@@ -583,9 +508,10 @@ fn host_mappings() -> usize {
         .unwrap_or(usize::MAX)
 }
 
-fn report_damage(found: &ScanEnd) {
+fn report_damage(found: &ScanEnd, window: &LogWindow) {
     for damage in &found.damage {
         tracing::warn!(
+            path = %window.path_of(damage.offset).display(),
             offset = damage.offset,
             resumed = damage.resumed,
             problem = %damage.problem,

@@ -19,6 +19,7 @@ use crate::format::record::Record;
 use crate::index_file::Index;
 use crate::queue_table::{Queue, QueueTable};
 use crate::recovery::Scanned;
+use crate::removed_topics::RemovedTopics;
 
 /// Prefix of the queues that multi-dispatched messages enter besides their own; they have queue id
 /// 0.
@@ -67,6 +68,8 @@ pub(crate) struct Rebuild<'a> {
     /// deleted.
     pub(crate) known_below: u64,
     pub(crate) known: &'a KnownQueues,
+    /// Topics that were removed, with the log offset up to which their records go.
+    pub(crate) removed: Option<&'a RemovedTopics>,
     /// Whether every record of the log comes by, so that queues hold nothing but their entries.
     pub(crate) whole: bool,
     tracks: Vec<Track>,
@@ -98,6 +101,7 @@ impl<'a> Rebuild<'a> {
             delay_levels_ms,
             known_below: 0,
             known,
+            removed: None,
             whole: false,
             tracks: Vec::new(),
             covered: (index.map(Index::ranges).unwrap_or_default(), 0),
@@ -151,6 +155,10 @@ impl<'a> Rebuild<'a> {
         // Neither has a checksum: damage here costs this entry, not the start of the broker.
         if !is_directory_name(topic) || !(0..QUEUE_OFFSET_END).contains(&queue_offset) {
             self.misfit(topic, queue_id, queue_offset, entry);
+            return Ok(());
+        }
+        let removed_at = self.removed.and_then(|removed| removed.get(topic));
+        if removed_at.is_some_and(|removed_at| entry.physical_offset < *removed_at) {
             return Ok(());
         }
         let is_known = entry.physical_offset < self.known_below;

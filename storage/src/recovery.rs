@@ -13,7 +13,7 @@ use crate::log_window::{LogWindow, SCAN_BYTES, WindowLimits};
 mod search;
 
 pub(crate) use search::{count_records, is_used};
-use search::{ends_log, next_record};
+use search::{ends_log, holds_anything_in, next_record};
 
 /// What shows that bad bytes are damage and no torn write.
 #[derive(Clone, Copy)]
@@ -31,6 +31,8 @@ pub struct Proof<'a> {
     /// Whether an intact record at its own log offset could only be there if everything before it
     /// had been stored whole; with whether it stands in a later file than the bad place.
     pub accepts: &'a dyn Fn(&Record<'_>, bool) -> bool,
+    /// The same of a record among what a crash can have torn: it was acknowledged.
+    pub acknowledged: &'a dyn Fn(&Record<'_>) -> bool,
 }
 
 impl Proof<'_> {
@@ -41,6 +43,7 @@ impl Proof<'_> {
         glance: false,
         known_to: 0,
         accepts: &|_, _| false,
+        acknowledged: &|_| false,
     };
 }
 
@@ -59,6 +62,9 @@ pub struct ScanRange<'a> {
     pub limits: WindowLimits,
     /// Log offset from which damage ends the log, unless a record behind it proves otherwise.
     pub strict_from: u64,
+    /// Log offset up to which everything was on the disk once: bad bytes before it are damage, and
+    /// unless there are only zeros the log does not end there.
+    pub durable_to: u64,
     /// Where proof is looked for.
     pub proof: Proof<'a>,
     /// Log offset from which topic and properties are looked at too: the writes a crash can have
@@ -193,12 +199,8 @@ fn step(
                 }
                 Err(problem) if in_place => {
                     let next = at + u64::from(record.size());
-                    if ends_log(
-                        window,
-                        range,
-                        at,
-                        next.max(at.saturating_add(range.proof.from)),
-                    )? {
+                    let far = next.max(at.saturating_add(range.proof.from));
+                    if ends_log(window, range, at, next..far)? {
                         return Ok(Step::End(Some(problem)));
                     }
                     let bytes = record_bytes(window, range.limits, at, file_end)?;
@@ -236,10 +238,19 @@ fn step_over(
     } else {
         range.proof.from
     };
-    if ends_log(window, range, at, at.saturating_add(torn.max(1)))? {
+    if ends_log(window, range, at, at + 1..at.saturating_add(torn.max(1)))? {
         return Ok(Step::End(Some(problem)));
     }
-    let next = next_record(window, range.limits, at + 1, file_end)?.unwrap_or(file_end);
+    let next = match next_record(window, range.limits, at + 1, file_end)? {
+        Some(next) => next,
+        // Of the last records there is something left: the log goes on behind them.
+        None if (at + 1..file_end).contains(&range.durable_to)
+            && holds_anything_in(window, at..range.durable_to)? =>
+        {
+            range.durable_to
+        }
+        None => file_end,
+    };
     found.damaged_to = next;
     note(found, at, next, problem.clone());
     let more = range.bases.contains(&(next - next % range.file_size));
@@ -386,6 +397,7 @@ mod tests {
             to: u64::MAX,
             limits: WindowLimits::QUIET,
             strict_from,
+            durable_to: 0,
             proof: Proof::NONE,
             in_flight_from: strict_from,
             check_crc: true,

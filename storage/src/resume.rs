@@ -19,10 +19,13 @@ use crate::index_file::IndexMark;
 use crate::medium;
 
 const MAGIC: &[u8; 8] = b"SaturnRP";
-const VERSION: u32 = 3;
+const VERSION: u32 = 5;
 /// As [`VERSION`], but queues and index are in doubt.
-const DOUBT_VERSION: u32 = 4;
-/// The version before, without sizes, counts and min offsets; it is still read.
+const DOUBT_VERSION: u32 = 6;
+/// The version before, and the same in doubt, without the log's ends; it is still read.
+const ENDLESS_VERSION: u32 = 3;
+const ENDLESS_DOUBT_VERSION: u32 = 4;
+/// The first version, without sizes, counts and min offsets too; it is still read.
 const OLD_VERSION: u32 = 2;
 /// The largest file that is read: some ten million queues.
 const SIZE_MAX: u64 = 1 << 30;
@@ -41,6 +44,11 @@ pub struct ResumePoint {
     /// Store time of the last of these records, ms. A checkpoint with later times was written
     /// by another broker, and the log may have changed since.
     pub last_timestamp: i64,
+    /// Log offset of the first byte that was kept; `None` if that was not noted.
+    pub log_min: Option<u64>,
+    /// Log offset up to which the log was on the disk: `log_offset`, or behind it where damage
+    /// stands between.
+    pub known_to: u64,
     /// Size of queue files, in bytes; 0 if that was not noted.
     pub queue_file_size: u64,
     /// How many index files there were; 0 if that was not noted.
@@ -143,6 +151,8 @@ impl ResumePoint {
         out.extend_from_slice(&self.log_offset.to_be_bytes());
         out.extend_from_slice(&self.last_record.to_be_bytes());
         out.extend_from_slice(&self.last_timestamp.to_be_bytes());
+        out.extend_from_slice(&self.log_min.unwrap_or(u64::MAX).to_be_bytes());
+        out.extend_from_slice(&self.known_to.to_be_bytes());
         out.extend_from_slice(&self.queue_file_size.to_be_bytes());
         out.extend_from_slice(&self.index_files.to_be_bytes());
         match &self.index {
@@ -173,13 +183,22 @@ impl ResumePoint {
         let mut rest = Rest(content);
         let is_ours = rest.array::<8>()? == *MAGIC;
         let version = u32::from_be_bytes(rest.array()?);
-        if !is_ours || !matches!(version, OLD_VERSION..=DOUBT_VERSION) {
+        if !is_ours || !matches!(version, OLD_VERSION | ENDLESS_VERSION..=DOUBT_VERSION) {
             return Err("it is of another version");
         }
         let is_old = version == OLD_VERSION;
+        let has_ends = version > ENDLESS_DOUBT_VERSION;
         let log_offset = u64::from_be_bytes(rest.array()?);
         let last_record = u64::from_be_bytes(rest.array()?);
         let last_timestamp = i64::from_be_bytes(rest.array()?);
+        let (log_min, known_to) = match has_ends {
+            true => {
+                let log_min = u64::from_be_bytes(rest.array()?);
+                let known_to = u64::from_be_bytes(rest.array()?);
+                (Some(log_min).filter(|min| *min < u64::MAX), known_to)
+            }
+            false => (None, log_offset),
+        };
         let queue_file_size = match is_old {
             true => 0,
             false => u64::from_be_bytes(rest.array()?),
@@ -213,10 +232,12 @@ impl ResumePoint {
             return Err("there is more in it than it says");
         }
         Ok(Self {
-            in_doubt: version == DOUBT_VERSION,
+            in_doubt: matches!(version, DOUBT_VERSION | ENDLESS_DOUBT_VERSION),
             log_offset,
             last_record,
             last_timestamp,
+            log_min,
+            known_to,
             queue_file_size,
             index_files,
             index,
@@ -290,6 +311,8 @@ mod tests {
             log_offset: 123_456,
             last_record: 123_400,
             last_timestamp: 1_700_000_000_456,
+            log_min: Some(100),
+            known_to: 123_789,
             queue_file_size: 6_000_000,
             index_files: 2,
             index: Some(IndexMark {
@@ -322,25 +345,51 @@ mod tests {
         assert_eq!(names.count(), 2, "itself and the one before");
     }
 
+    /// The bytes of `point`, without queues, as that version wrote them: all but those at `gone`;
+    /// then `queues`.
+    fn as_before(
+        point: &ResumePoint,
+        version: u32,
+        gone: std::ops::Range<usize>,
+        queues: &[u8],
+    ) -> Vec<u8> {
+        let mut bytes = point.encode();
+        bytes[8..12].copy_from_slice(&version.to_be_bytes());
+        bytes.drain(gone);
+        bytes.truncate(bytes.len() - 8);
+        bytes.extend_from_slice(queues);
+        let crc = crc32fast::hash(&bytes);
+        bytes.extend_from_slice(&crc.to_be_bytes());
+        bytes
+    }
+
     #[test]
-    fn a_file_of_the_version_before_is_read() {
-        let old = ResumePoint {
-            queue_file_size: 0,
-            index_files: 0,
+    fn files_of_the_versions_before_are_read() {
+        let mut old = ResumePoint {
+            log_min: None,
+            known_to: 123_456,
             queues: Vec::new(),
             ..point()
         };
-        let mut bytes = old.encode();
-        bytes[8..12].copy_from_slice(&OLD_VERSION.to_be_bytes());
-        bytes.drain(36..48);
-        bytes.truncate(bytes.len() - 8);
-        bytes.extend_from_slice(&1u32.to_be_bytes());
-        put_text(&mut bytes, "T");
-        bytes.extend_from_slice(&3i32.to_be_bytes());
-        bytes.extend_from_slice(&6i64.to_be_bytes());
-        bytes.extend_from_slice(&7i64.to_be_bytes());
-        let crc = crc32fast::hash(&bytes);
-        bytes.extend_from_slice(&crc.to_be_bytes());
+        let none = 0u32.to_be_bytes();
+        for in_doubt in [false, true] {
+            old.in_doubt = in_doubt;
+            let version = ENDLESS_VERSION + u32::from(in_doubt);
+            let bytes = as_before(&old, version, 36..52, &none);
+            assert_eq!(ResumePoint::decode(&bytes), Ok(old.clone()));
+        }
+        old = ResumePoint {
+            in_doubt: false,
+            queue_file_size: 0,
+            index_files: 0,
+            ..old
+        };
+        let mut queues = 1u32.to_be_bytes().to_vec();
+        put_text(&mut queues, "T");
+        queues.extend_from_slice(&3i32.to_be_bytes());
+        queues.extend_from_slice(&6i64.to_be_bytes());
+        queues.extend_from_slice(&7i64.to_be_bytes());
+        let bytes = as_before(&old, OLD_VERSION, 36..64, &queues);
         let queue = ResumeQueue {
             topic: "T".to_owned(),
             queue_id: 3,

@@ -30,6 +30,7 @@ use crate::preparer::Removals;
 use crate::presence::{self, Presence};
 use crate::queue_table::{Queue, QueueTable};
 use crate::reader::{ReadShared, StoreReader};
+use crate::removed_topics;
 use crate::retention::{DiskUse, LogFileAge, MANUAL_ROUNDS, RoundInput, plan};
 use crate::tail::{TailError, TailReaders};
 use crate::watermarks::Watermarks;
@@ -223,6 +224,12 @@ impl Store {
     /// Removes a topic's queues with their files; whether there were any. May wait for the disk.
     pub fn remove_topic(&self, topic: &str) -> Result<bool, ConsumeQueueError> {
         let removed = self.table.remove_topic(topic);
+        if !matches!(removed, Ok(false)) {
+            // Whatever stands behind that is of a topic that is made again.
+            let (path, end) = (self.layout.removed_topics(), self.watermarks.appended());
+            removed_topics::note(&path, topic, end)
+                .map_err(|source| ConsumeQueueError::File { path, source })?;
+        }
         if let Some(running) = self.running().as_ref() {
             running.flusher.request();
         }
@@ -458,6 +465,7 @@ impl Store {
     /// Readers see the new start of the log before any file goes.
     fn delete_log_files(&self, files: &[LogFileAge], log_min: u64) {
         self.shared.min_log_offset.store(log_min, Ordering::SeqCst);
+        self.dispatch.log_min.store(log_min, Ordering::SeqCst);
         for file in files {
             let path = self
                 .layout
@@ -465,6 +473,10 @@ impl Store {
                 .join(crate::layout::file_name(file.base));
             tracing::info!(path = %path.display(), "deleting a log file");
             self.removals.remove(path, self.config.commit_log_file_size);
+        }
+        // What is gone on purpose is not to be missed at the next start.
+        if let Some(running) = self.running().as_ref() {
+            running.flusher.request();
         }
     }
 

@@ -1,13 +1,13 @@
 //! The end of the log on disk: nothing but zeros behind it, and what stands before it durable.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::{Opening, make_directory};
 use crate::error::{FileError, OpenError};
 use crate::format::record::RecordError;
 use crate::former_run::FormerRun;
+use crate::layout::file_name;
 use crate::log_window::{LogWindow, WindowLimits};
 use crate::medium::{self, sync_directory};
 use crate::recovery::{ScanEnd, count_records, is_used, is_zero};
@@ -99,7 +99,7 @@ impl Opening<'_> {
             }
             let directory = match aside.take() {
                 Some(directory) => directory,
-                None => make_aside(self.layout.commit_log(), end)?,
+                None => make_aside(self.layout.commit_log(), end, &behind)?,
             };
             put_aside(&path, &directory)?;
             aside = Some(directory);
@@ -144,7 +144,7 @@ impl Opening<'_> {
     /// Makes durable what was found behind the resume point. A process that was killed leaves
     /// bytes that only the page cache or the drive's cache holds; records that are acknowledged
     /// from now on stand behind them, and a hole in front of those would take them along.
-    fn sync_log(&self) -> Result<(), OpenError> {
+    pub(super) fn sync_log(&self) -> Result<(), OpenError> {
         if seeded(Fault::NoSyncOfFound) {
             return Ok(());
         }
@@ -167,18 +167,21 @@ pub(super) fn remove(path: &Path) -> Result<(), OpenError> {
     Ok(medium::remove_file(path).map_err(FileError::at("remove", path))?)
 }
 
-/// A new directory for log files of a log that ends at `end`: beside that log's, for they can only
-/// be renamed within a filesystem, and below one of its own, which can be looked at like a store.
-fn make_aside(log: &Path, end: u64) -> Result<PathBuf, OpenError> {
+/// The directory for the files at `bases` of a log that ends at `end`: beside that log's, for they
+/// can only be renamed within a filesystem, and below one of its own, which can be looked at like a
+/// store. A start that was killed meanwhile left it with some of them.
+fn make_aside(log: &Path, end: u64, bases: &[u64]) -> Result<PathBuf, OpenError> {
     let mut number = 1;
     loop {
         let name = match number {
             1 => format!("saturnmq-aside-{end}"),
             _ => format!("saturnmq-aside-{end}-{number}"),
         };
-        let root = log.with_file_name(name);
-        if !root.exists() {
-            let aside = root.join("commitlog");
+        let aside = log.with_file_name(name).join("commitlog");
+        if !bases
+            .iter()
+            .any(|base| aside.join(file_name(*base)).exists())
+        {
             make_directory(&aside)?;
             return Ok(aside);
         }
@@ -221,8 +224,7 @@ fn wipe(window: &mut LogWindow, from: u64, to: u64) -> Result<(), OpenError> {
                     .map_err(FileError::at("open", &path))?,
             };
             let zeros = vec![0; dirty.len()];
-            opened
-                .write_all_at(&zeros, at - base + dirty.start as u64)
+            medium::write_at(&opened, &zeros, at - base + dirty.start as u64)
                 .map_err(FileError::at("zero the end of", &path))?;
             file = Some(opened);
         }

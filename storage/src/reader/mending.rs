@@ -246,6 +246,7 @@ impl Walk<'_> {
             from: self.from,
             to: self.to,
             strict_from: u64::MAX,
+            durable_to: 0,
             proof: Proof::NONE,
             in_flight_from: u64::MAX,
             check_crc: false,

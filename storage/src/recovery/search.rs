@@ -1,5 +1,6 @@
 //! Looking for records behind bad bytes, and for anything at all behind the log's end.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::{ScanRange, is_zero, record_bytes};
@@ -19,22 +20,57 @@ const SAMPLES_EACH: usize = 4;
 /// How often a long search says how far it is.
 const TELL: Duration = Duration::from_secs(2);
 
-/// Whether bad bytes at `at` are the log's end: a write can have been torn there, and no record
-/// from `place` on proves that none was.
+/// Whether bad bytes at `at` are the log's end: a write can have been torn there, no record in
+/// `torn` was acknowledged, and none behind it proves that everything before it was stored.
 pub(super) fn ends_log(
     window: &mut LogWindow,
     range: &ScanRange<'_>,
     at: u64,
-    mut place: u64,
+    torn: Range<u64>,
 ) -> Result<bool, FileError> {
-    if at < range.strict_from {
+    if at < range.strict_from || is_left(window, range, at)? {
         return Ok(false);
     }
     let proof = &range.proof;
+    let known = torn.start..torn.end.min(proof.known_to);
+    let acknowledged = |record: &Record<'_>, _| (proof.acknowledged)(record);
+    if is_proved(window, range, at, known, &acknowledged)? {
+        return Ok(false);
+    }
     let end = at.saturating_add(proof.to);
-    if proof.glance && place >= proof.known_to && !is_used(window, range.bases, place)? {
+    let glance = proof.glance && torn.end >= proof.known_to && torn.end < end;
+    if glance && !is_used(window, range.bases, torn.end)? {
         return Ok(true);
     }
+    Ok(!is_proved(window, range, at, torn.end..end, proof.accepts)?)
+}
+
+/// Whether of what was on the disk from `at` on anything but zeros is there.
+fn is_left(window: &mut LogWindow, range: &ScanRange<'_>, mut at: u64) -> Result<bool, FileError> {
+    while at < range.durable_to {
+        let base = at - at % range.file_size;
+        if range.bases.binary_search(&base).is_err() {
+            break;
+        }
+        let end = range.durable_to.min(base + range.file_size);
+        if holds_anything_in(window, at..end)? {
+            return Ok(true);
+        }
+        at = end;
+    }
+    Ok(false)
+}
+
+/// Whether an intact record of `places` proves that what is bad at `at` was whole.
+fn is_proved(
+    window: &mut LogWindow,
+    range: &ScanRange<'_>,
+    at: u64,
+    places: Range<u64>,
+    accepts: &dyn Fn(&Record<'_>, bool) -> bool,
+) -> Result<bool, FileError> {
+    let Range { start, end } = places;
+    let mut place = start;
     let mut said = Instant::now();
     while place < end {
         let base = place - place % range.file_size;
@@ -53,14 +89,30 @@ pub(super) fn ends_log(
         };
         let bytes = record_bytes(window, range.limits, found, file_end)?;
         match Record::decode(bytes) {
-            Ok(record) if record.check_body().is_ok() && (proof.accepts)(&record, later) => {
-                return Ok(false);
+            Ok(record) if record.check_body().is_ok() && accepts(&record, later) => {
+                return Ok(true);
             }
             Ok(record) => place = found + u64::from(record.size()),
             Err(_) => place = found + 1,
         }
     }
-    Ok(true)
+    Ok(false)
+}
+
+/// Whether anything but zeros stands in a part of one file.
+pub(super) fn holds_anything_in(
+    window: &mut LogWindow,
+    part: Range<u64>,
+) -> Result<bool, FileError> {
+    let mut at = part.start;
+    while at < part.end {
+        let piece = (SCAN_BYTES as u64).min(part.end - at);
+        if holds_anything(window, at, piece)? {
+            return Ok(true);
+        }
+        at += piece;
+    }
+    Ok(false)
 }
 
 /// The next position from `from` on, below `end`, where a record stands that says it belongs

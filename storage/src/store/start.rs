@@ -140,6 +140,7 @@ impl Parts {
             resume_path: parts.layout.resume(),
             checkpoint: recovered.checkpoint,
             floors: recovered.floors,
+            opened_at: log_end,
             resume_bytes: parts.config.resume_bytes,
             resume_interval: parts.config.resume_interval,
             made,
@@ -148,6 +149,10 @@ impl Parts {
             lost: None,
         };
         parts.dispatch.resumed.store(made.end, Ordering::SeqCst);
+        parts
+            .dispatch
+            .log_min
+            .store(parts.log_min, Ordering::SeqCst);
         if recovered.changed && recovered.resumed.is_none() {
             flusher.make(last)?;
         }

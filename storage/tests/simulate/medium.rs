@@ -499,13 +499,19 @@ impl State {
                     }
                 }
             }
+            Request::Write(file, position, len) => {
+                let number = self.inode(file)?;
+                self.get(number)?.written_again(position as usize, len);
+            }
             Request::Allocate
             | Request::Populate(_)
             | Request::Name(_)
             | Request::MakeDirectories(_) => {}
         }
         let shown = match request {
-            Request::SyncFile(_) | Request::Allocate | Request::SyncAll => String::new(),
+            Request::SyncFile(_) | Request::Write(..) | Request::Allocate | Request::SyncAll => {
+                String::new()
+            }
             Request::SyncMapped(path, ..)
             | Request::SyncDirectory(path)
             | Request::Name(path)

@@ -170,8 +170,13 @@ fn a_torn_tail_is_cut_and_its_offsets_are_given_to_the_next_messages() {
         .expect("entry")
         .expect("there");
     drop(opened);
-    // Whoever crashed had made no resume point behind it.
+    // Whoever crashed had made no resume point behind it, and had not dispatched it.
     std::fs::remove_file(dir.path().join("saturnmq.resume")).expect("remove");
+    let queue = dir
+        .path()
+        .join("consumequeue/Orders/3/00000000000000004000");
+    let queue = OpenOptions::new().write(true).open(queue).expect("open");
+    queue.write_all_at(&[0; 20], 24 * 20).expect("write");
     let base = last.physical_offset / config.commit_log_file_size * config.commit_log_file_size;
     let path = dir.path().join(format!("commitlog/{base:020}"));
     let file = OpenOptions::new().write(true).open(path).expect("open");

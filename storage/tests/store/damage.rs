@@ -79,6 +79,21 @@ pub fn served(opened: &Opened) -> Vec<u32> {
     numbers
 }
 
+/// The crash came before anything was dispatched.
+pub fn forget_entries(root: &Path) {
+    for name in ["consumequeue", "index"] {
+        std::fs::remove_dir_all(root.join(name)).expect("remove");
+    }
+}
+
+/// The crash was one of the machine: what was in the page cache is gone.
+pub fn rebooted(root: &Path) {
+    let abort = root.join("abort");
+    let text = std::fs::read_to_string(&abort).expect("abort");
+    assert!(text.contains("saturnmq in-flight bytes"), "{text}");
+    std::fs::write(abort, text.replace('/', "-earlier/")).expect("abort");
+}
+
 pub fn without(lost: &[u32]) -> Vec<u32> {
     (0..COUNT).filter(|number| !lost.contains(number)).collect()
 }
@@ -108,6 +123,7 @@ fn a_bad_record_that_a_crash_can_have_torn_ends_the_log() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let (config, places) = crashed(dir.path(), FlushMode::Sync);
     flip(&config, places[195] + 500);
+    forget_entries(dir.path());
     let opened = open(&config).expect("open");
     assert_eq!(opened.report.log_end, places[195]);
     assert_eq!(opened.report.damaged_records, 0);
@@ -119,6 +135,7 @@ fn a_bad_record_that_a_crash_can_have_torn_ends_the_log() {
 fn without_syncs_any_bad_record_may_be_torn_and_ends_the_log() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let (config, places) = crashed(dir.path(), FlushMode::Async);
+    rebooted(dir.path());
     flip(&config, places[50] + 500);
     let opened = open(&config).expect("open");
     assert_eq!(opened.report.log_end, places[50]);

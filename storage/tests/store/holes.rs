@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use saturnmq_storage::config::{FlushMode, StoreConfig};
 
-use crate::damage::{BODY, COUNT, crashed, flip, served, without};
+use crate::damage::{BODY, COUNT, crashed, flip, forget_entries, rebooted, served, without};
 use crate::support::{Sender, copy_store, open};
 
 /// The log's files by name.
@@ -136,6 +136,7 @@ fn a_long_hole_before_a_torn_tail_is_damage_and_the_tail_is_cut() {
     let (config, places) = crashed(dir.path(), FlushMode::Sync);
     zero(&config, places[20], places[140]);
     flip(&config, places[197] + 500);
+    forget_entries(dir.path());
     let opened = open(&config).expect("open");
     assert_eq!(opened.report.log_end, places[197]);
     let kept = |number: &u32| *number < 20 || (140..197).contains(number);
@@ -192,6 +193,7 @@ fn log_files_behind_the_end_are_put_aside_and_can_be_put_back() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let root = dir.path().join("store");
     let (mut config, places) = crashed(&root, FlushMode::Async);
+    rebooted(&root);
     flip(&config, places[50] + 500);
     let before = contents(&root);
     let opened = open(&config).expect("open");
@@ -267,4 +269,74 @@ fn an_emptied_last_file_of_a_log_that_had_more_is_refused_untouched() {
     let refused = open(&config).err().expect("refused").to_string();
     assert!(refused.contains("bytes of it are missing"), "{refused}");
     assert!(files[24].exists());
+}
+
+#[test]
+fn a_log_whose_first_files_are_missing_is_refused_untouched() {
+    let makes: [fn(&Path, &Path); 2] = [
+        |file, _| fs::remove_file(file).expect("remove"),
+        |file, elsewhere| {
+            fs::rename(file, elsewhere).expect("rename");
+            fs::create_dir(file).expect("directory");
+        },
+    ];
+    for (number, take) in makes.into_iter().enumerate() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (root, elsewhere) = (dir.path().join("store"), dir.path().join("elsewhere"));
+        let (mut config, places) = closed(&root);
+        let first = log_files(&root)[0].clone();
+        fs::copy(&first, &elsewhere).expect("copy");
+        take(&first, &dir.path().join("taken"));
+        let before = contents(&root);
+        let refused = open(&config).err().expect("refused").to_string();
+        assert!(refused.contains(&first.display().to_string()), "{refused}");
+        let why = ["are missing", "is a directory"][number];
+        assert!(refused.contains(why), "{refused}");
+        assert!(contents(&root) == before, "something was changed");
+        if number == 0 {
+            // Who asks for it goes on without, from then on.
+            let copy = dir.path().join("copy");
+            copy_store(&root, &copy);
+            config.root = copy;
+            config.rebuild_queues = true;
+            open(&config).expect("open").store.close().expect("close");
+            config.rebuild_queues = false;
+            let opened = open(&config).expect("open");
+            let size = config.commit_log_file_size;
+            let kept = |number: &u32| places[*number as usize] >= size;
+            assert_eq!(served(&opened), (0..COUNT).filter(kept).collect::<Vec<_>>());
+            opened.store.close().expect("close");
+            config.root.clone_from(&root);
+        } else {
+            fs::remove_dir(&first).expect("directory");
+        }
+        fs::rename(&elsewhere, &first).expect("put back");
+        let opened = open(&config).expect("open");
+        assert_eq!(served(&opened), without(&[]));
+        opened.store.close().expect("close");
+    }
+}
+
+#[test]
+fn first_files_that_retention_can_have_taken_are_not_missed() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let (config, places) = killed(dir.path());
+    let size = config.commit_log_file_size;
+    fs::remove_file(&log_files(dir.path())[0]).expect("remove");
+    let opened = open(&config).expect("open");
+    let kept = |number: &u32| places[*number as usize] >= size;
+    assert_eq!(served(&opened), (0..COUNT).filter(kept).collect::<Vec<_>>());
+    opened.store.close().expect("close");
+    // All that the resume point lies behind.
+    drop(open(&config).expect("open"));
+    let files = log_files(dir.path());
+    let last = files.len() - 1;
+    for file in &files[..last] {
+        fs::remove_file(file).expect("remove");
+    }
+    let opened = open(&config).expect("open");
+    opened.store.close().expect("close");
+    // What retention took is not missed after an orderly stop.
+    let opened = open(&config).expect("open");
+    opened.store.close().expect("close");
 }

@@ -9,6 +9,7 @@ mod golden;
 mod holes;
 mod inspecting;
 mod kill;
+mod killed;
 mod removed;
 mod retention;
 mod running;

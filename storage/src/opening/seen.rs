@@ -1,0 +1,175 @@
+//! What the queues' files say behind the resume point, before it is cut off and made again.
+//!
+//! A record is dispatched once it is acknowledged or may be. So after a crash that leaves a bound
+//! (docs/durability.md, "Crash recovery") an entry tells two things that no resume point knows: all
+//! that stands before its record was on the disk, and its queue offset may have been told to a
+//! client and is not given again, whatever became of the record. The second is so after an orderly
+//! stop as well, if its resume point is lost.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::Opening;
+use crate::consume_queue::SIZE_KEY;
+use crate::error::{FileError, OpenError};
+use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
+use crate::former_run::FormerRun;
+use crate::layout::{self, list_fixed_files};
+use crate::side_by_side;
+
+/// Bytes of a queue file that are read at once.
+const READ_BYTES: usize = 64 << 10;
+/// Most entries of one queue that are remembered by their place, the last ones.
+const PLACES_MAX: usize = 128 << 10;
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// Queue offset behind the last entry, by topic and queue id.
+    pub(super) next: BTreeMap<(String, i32), i64>,
+    /// Sizes of records that have an entry, by log offset.
+    places: HashMap<u64, u32>,
+    /// Log offset behind the last of these records.
+    pub(super) to: u64,
+}
+
+/// What one queue has behind its known end.
+#[derive(Default)]
+struct Behind {
+    next: i64,
+    entries: Vec<ConsumeEntry>,
+}
+
+impl Seen {
+    /// Whether a record of this size at this place has an entry.
+    pub(super) fn has(&self, place: u64, size: u32) -> bool {
+        self.places.get(&place) == Some(&size)
+    }
+}
+
+impl Opening<'_> {
+    /// Reads it; nothing where a crash leaves no bound, or entries that were being made again.
+    pub(super) fn look_behind(&mut self) -> Result<(), OpenError> {
+        let says_something = match self.former {
+            FormerRun::Bounded(_) => true,
+            FormerRun::Closed => self.resume.is_none(),
+            FormerRun::Unbounded => false,
+        };
+        if !says_something || self.in_doubt() || self.began_again {
+            return Ok(());
+        }
+        let found = side_by_side::map(&self.queues, |(topic, queue_id)| {
+            self.behind(topic, *queue_id)
+        });
+        let mut seen = Seen::default();
+        for (queue, behind) in self.queues.iter().zip(found) {
+            let behind = behind?;
+            if let Some(last) = behind.entries.last() {
+                seen.next.insert(queue.clone(), behind.next);
+                seen.to = seen.to.max(last.end());
+            }
+            let places = behind.entries.iter();
+            seen.places
+                .extend(places.map(|entry| (entry.physical_offset, entry.size)));
+        }
+        if self.former != FormerRun::Closed {
+            self.known_to = self.known_to.max(seen.to);
+            self.durable_to = self.durable_to.max(seen.to);
+        }
+        self.seen = seen;
+        Ok(())
+    }
+
+    /// The entries of a queue behind its known end, or all of its last two files, as far as they go
+    /// on one behind the other and the log can hold their records.
+    fn behind(&self, topic: &str, queue_id: i32) -> Result<Behind, OpenError> {
+        let size = self.config.queue_file_size();
+        let directory = layout::queue_directory(&self.layout.consume_queues(), topic, queue_id)?;
+        // Files that are not as they should be are made again, and say nothing.
+        let Ok(found) = list_fixed_files(&directory, size, SIZE_KEY) else {
+            return Ok(Behind::default());
+        };
+        let known = self
+            .known
+            .get(topic)
+            .and_then(|queues| queues.get(&queue_id));
+        let from = match known {
+            Some(known) => u64::try_from(known.max).unwrap_or(0) * ENTRY_SIZE as u64,
+            None => {
+                let before_last = found.files.len().saturating_sub(2);
+                found.files.get(before_last).map_or(0, |file| file.base)
+            }
+        };
+        let mut behind = Behind::default();
+        for file in found.files.iter().filter(|file| file.base + size > from) {
+            let place = from.saturating_sub(file.base);
+            if behind.entries.is_empty() {
+                behind.next = ((file.base + place) / ENTRY_SIZE as u64) as i64;
+            }
+            if !self.read_on(&file.path, place, &mut behind)? {
+                break;
+            }
+        }
+        Ok(behind)
+    }
+
+    /// Adds what stands in a file from `place` on; whether it goes on up to its end.
+    fn read_on(&self, path: &Path, mut place: u64, behind: &mut Behind) -> Result<bool, OpenError> {
+        let size = self.config.queue_file_size();
+        let file = File::open(path).map_err(FileError::at("open", path))?;
+        let mut bytes = vec![0; READ_BYTES - READ_BYTES % ENTRY_SIZE];
+        // Most queues have nothing there.
+        let mut wanted = 4096 - 4096 % ENTRY_SIZE;
+        while place < size {
+            let part = &mut bytes[..wanted.min((size - place) as usize)];
+            file.read_exact_at(part, place)
+                .map_err(FileError::at("read", path))?;
+            for entry in part.as_chunks::<ENTRY_SIZE>().0 {
+                let Some(entry) = ConsumeEntry::decode(entry) else {
+                    return Ok(false);
+                };
+                let before = behind.entries.last().map_or(0, |before| before.end());
+                if !entry.is_pre_blank() {
+                    if entry.physical_offset < before || entry.end() > self.log_limit() {
+                        return Ok(false);
+                    }
+                    if behind.entries.len() == PLACES_MAX {
+                        behind.entries.drain(..PLACES_MAX / 2);
+                    }
+                    behind.entries.push(entry);
+                }
+                behind.next += 1;
+            }
+            place += part.len() as u64;
+            wanted = READ_BYTES - READ_BYTES % ENTRY_SIZE;
+        }
+        Ok(true)
+    }
+
+    /// Log offset of the first record that queues' files name; `None` if they name none.
+    pub(super) fn first_named(&self) -> Result<Option<u64>, OpenError> {
+        let size = self.config.queue_file_size();
+        let firsts = side_by_side::map(&self.queues, |(topic, queue_id)| {
+            let root = self.layout.consume_queues();
+            let directory = layout::queue_directory(&root, topic, *queue_id)?;
+            let Ok(found) = list_fixed_files(&directory, size, SIZE_KEY) else {
+                return Ok(None);
+            };
+            let Some(first) = found.files.first() else {
+                return Ok(None);
+            };
+            let mut bytes = [0; ENTRY_SIZE];
+            let read = File::open(&first.path).and_then(|file| file.read_exact_at(&mut bytes, 0));
+            read.map_err(FileError::at("read", &first.path))?;
+            let entry = ConsumeEntry::decode(&bytes).filter(|entry| !entry.is_pre_blank());
+            Ok::<_, OpenError>(entry.map(|entry| entry.physical_offset))
+        });
+        let mut named: Option<u64> = None;
+        for first in firsts {
+            named = [named, first?].into_iter().flatten().min();
+        }
+        Ok(named)
+    }
+}

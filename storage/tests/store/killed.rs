@@ -1,0 +1,175 @@
+//! Damage in stores that were killed: what is known to have been on the disk is no torn tail, and
+//! queue offsets that a client was told stay given.
+
+use std::fs;
+use std::path::Path;
+
+use saturnmq_storage::config::{FlushMode, StoreConfig};
+use saturnmq_storage::store::Opened;
+
+use crate::damage::{BODY, COUNT, crashed, flip, served, without};
+use crate::support::{Sender, open, read_all, small_config, wait_dispatched};
+
+/// A store whose resume point stands behind its last record, killed.
+fn killed(root: &Path, flush: FlushMode) -> (StoreConfig, Vec<u64>) {
+    let (config, places) = crashed(root, flush);
+    open(&config).expect("open").store.close().expect("close");
+    drop(open(&config).expect("open"));
+    (config, places)
+}
+
+fn end_of(places: &[u64]) -> u64 {
+    places[COUNT as usize - 1] + 91 + 5 + BODY as u64
+}
+
+/// Sends a message to each of the two queues; they get the next offsets, and are there after
+/// another kill.
+fn go_on(config: &StoreConfig, mut opened: Opened, offset: i64) {
+    let mut sender = Sender::new(opened.ports.remove(0));
+    for queue_id in 0..2 {
+        let queue = opened.store.queue_or_create("Large", queue_id);
+        let sent = sender.send(&queue, b"next", b"");
+        assert_eq!(sent.queue_offset, offset, "queue {queue_id}");
+        wait_dispatched(&opened.store, sent.end);
+    }
+    drop(opened);
+    let opened = open(config).expect("open again");
+    for queue_id in 0..2 {
+        let queue = opened.store.queue("Large", queue_id).expect("queue");
+        let messages = read_all(&mut opened.store.reader().expect("reader"), &queue).0;
+        let last = messages.last().expect("a message");
+        assert_eq!((last.queue_offset, &last.body[..]), (offset, &b"next"[..]));
+    }
+    opened.store.close().expect("close");
+}
+
+#[test]
+fn damage_below_the_resume_point_is_never_a_torn_tail() {
+    for flush in [FlushMode::Sync, FlushMode::Async] {
+        // The magic number, the size and the place of the resume point's last record.
+        for (other, at) in [(100usize, 5), (190, 1), (198, 33)] {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let (config, places) = killed(dir.path(), flush);
+            flip(&config, places[199] + at);
+            flip(&config, places[other] + 500);
+            let opened = open(&config).expect("open");
+            assert_eq!(served(&opened), without(&[other as u32, 199]));
+            assert_eq!(opened.report.log_end, end_of(&places));
+            assert_eq!(opened.report.damaged_records, 2);
+            go_on(&config, opened, 100);
+        }
+    }
+}
+
+#[test]
+fn damage_before_a_record_that_was_dispatched_is_no_torn_tail() {
+    for flush in [FlushMode::Sync, FlushMode::Async] {
+        for (lost, at) in [(195usize, 500), (196, 5), (197, 1)] {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let (config, places) = crashed(dir.path(), flush);
+            flip(&config, places[lost] + at);
+            let opened = open(&config).expect("open");
+            assert_eq!(opened.report.log_end, end_of(&places), "{flush:?} {lost}");
+            assert_eq!(served(&opened), without(&[lost as u32]), "{flush:?} {lost}");
+            go_on(&config, opened, 100);
+        }
+    }
+}
+
+#[test]
+fn offsets_of_dispatched_records_stay_given_although_the_records_are_damaged() {
+    for (orderly, with_resume_point) in [(false, true), (false, false), (true, false)] {
+        for lost in [&[199u32][..], &[198, 199], &[190, 197, 198, 199]] {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let (config, places) = crashed(dir.path(), FlushMode::Sync);
+            if orderly {
+                open(&config).expect("open").store.close().expect("close");
+            }
+            for number in lost {
+                flip(&config, places[*number as usize] + 5);
+            }
+            if !with_resume_point {
+                fs::remove_file(dir.path().join("saturnmq.resume")).expect("remove");
+            }
+            // A second start finds no entries any more.
+            drop(open(&config).expect("open"));
+            let opened = open(&config).expect("open");
+            assert_eq!(served(&opened), without(lost), "{lost:?}");
+            go_on(&config, opened, 100);
+        }
+    }
+}
+
+#[test]
+fn after_a_kill_without_syncs_damage_costs_only_the_damaged_records() {
+    for (at, lost) in [(500, 50u32), (5, 51), (1, 52)] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (config, places) = crashed(dir.path(), FlushMode::Async);
+        flip(&config, places[lost as usize] + at);
+        // Nothing but the log tells.
+        fs::remove_dir_all(dir.path().join("consumequeue")).expect("remove");
+        fs::remove_dir_all(dir.path().join("index")).expect("remove");
+        let opened = open(&config).expect("open");
+        assert_eq!(opened.report.log_end, end_of(&places), "byte {at}");
+        assert_eq!(served(&opened), without(&[lost]), "byte {at}");
+        go_on(&config, opened, 100);
+    }
+}
+
+#[test]
+fn messages_of_a_removed_topic_do_not_come_back_with_lost_files() {
+    let lost_files: [&[&str]; 3] = [
+        &["saturnmq.resume"],
+        &["consumequeue", "index"],
+        &["saturnmq.resume", "consumequeue", "index"],
+    ];
+    let cases = [true, false].map(|orderly| lost_files.map(|names| (orderly, names)));
+    for (orderly, names) in cases.into_iter().flatten() {
+        // Messages that the topic gets after it was made again.
+        for again in [0, 1, 3] {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let config = small_config(dir.path());
+            let mut opened = open(&config).expect("open");
+            let mut sender = Sender::new(opened.ports.remove(0));
+            for topic in ["Removed", "Kept"] {
+                let queue = opened.store.queue_or_create(topic, 0);
+                for number in 0..10 {
+                    let end = sender.send(&queue, format!("{number}").as_bytes(), b"").end;
+                    wait_dispatched(&opened.store, end);
+                }
+            }
+            assert!(opened.store.remove_topic("Removed").expect("remove"));
+            let queue = opened.store.queue_or_create("Removed", 0);
+            for number in 0..again {
+                let sent = sender.send(&queue, format!("again {number}").as_bytes(), b"");
+                assert_eq!(sent.queue_offset, number);
+                wait_dispatched(&opened.store, sent.end);
+            }
+            match orderly {
+                true => opened.store.close().expect("close"),
+                false => drop(opened),
+            }
+            for name in names {
+                let path = dir.path().join(name);
+                match path.is_dir() {
+                    true => fs::remove_dir_all(path).expect("remove"),
+                    false => fs::remove_file(path).expect("remove"),
+                }
+            }
+            let opened = open(&config).expect("open");
+            let mut reader = opened.store.reader().expect("reader");
+            let queue = opened.store.queue_or_create("Removed", 0);
+            let (messages, _) = read_all(&mut reader, &queue);
+            let bodies: Vec<String> = messages
+                .into_iter()
+                .map(|message| String::from_utf8(message.body).expect("text"))
+                .collect();
+            let expected: Vec<String> =
+                (0..again).map(|number| format!("again {number}")).collect();
+            assert_eq!(bodies, expected, "orderly {orderly}, {names:?} lost");
+            let kept = opened.store.queue("Kept", 0).expect("queue");
+            assert_eq!((kept.min_offset(), kept.max_offset()), (0, 10));
+            opened.store.close().expect("close");
+        }
+    }
+}
