@@ -304,10 +304,13 @@ impl ServiceContext {
     fn pull(&mut self, slot: ReplySlot, pull: &Pull) {
         let mut frame = Vec::new();
         let limits = pull::pull_limits(&self.broker.live.load());
+        let began = Instant::now();
         match pull::found_cold(&mut frame, pull, &mut self.reader, &limits) {
             Ok(PullOutcome::Ready(pulled)) if pulled.status == PullStatus::Found => {
                 let (messages, bytes) = (u64::from(pulled.count), pulled.bytes as u64);
                 pull.topic.traffic.get(&pull.counted, messages, bytes);
+                let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+                pull.counted.read_slowly(pull.queue.queue_id, ms);
                 let cores = self.broker.config.cores;
                 self.broker.stats.thread(cores).found(messages, bytes);
             }

@@ -14,6 +14,8 @@ use saturnmq_net::messages::broker::{BrokerStatsData, BrokerStatsItem};
 
 use crate::traffic::Traffic;
 
+mod items;
+
 /// Time between two ticks.
 pub const TICK: Duration = Duration::from_secs(1);
 
@@ -214,6 +216,8 @@ struct TopicSeries {
     puts: Series,
     gets: HashMap<String, Series>,
     backs: HashMap<String, Series>,
+    /// Milliseconds of slow reads, by `QUEUE@GROUP`.
+    waits: HashMap<String, Series>,
     /// Last round of samples in which the topic was there.
     round: u64,
 }
@@ -350,50 +354,6 @@ impl Stats {
         let topic = sampled.topics.get(topic);
         topic.map_or(0.0, |t| t.puts.data(Value::Messages).stats_minute.tps)
     }
-
-    /// An item of request 315 by name and key. `traffic` finds a topic's counters: an item exists
-    /// from the first message on, its numbers from the next sample on.
-    pub fn item<'a, F>(
-        &self,
-        name: &str,
-        key: &str,
-        cluster: &str,
-        traffic: F,
-    ) -> Option<BrokerStatsData>
-    where
-        F: FnOnce(&str) -> Option<std::sync::Arc<Traffic>> + 'a,
-    {
-        let value = if name.ends_with("_SIZE") {
-            Value::Bytes
-        } else {
-            Value::Messages
-        };
-        match name {
-            "TOPIC_PUT_NUMS" | "TOPIC_PUT_SIZE" => {
-                let counted = traffic(key)?.put_messages() > 0;
-                let sampled = self.lock();
-                let series = sampled.topics.get(key).map(|topic| &topic.puts);
-                counted.then(|| series.map_or_else(Default::default, |s| s.data(value)))
-            }
-            "GROUP_GET_NUMS" | "GROUP_GET_SIZE" => {
-                let (topic, group) = key.split_once('@')?;
-                let counted = traffic(topic)?.known_group(group)?.messages() > 0;
-                let sampled = self.lock();
-                let series = sampled.topics.get(topic).and_then(|t| t.gets.get(group));
-                counted.then(|| series.map_or_else(Default::default, |s| s.data(value)))
-            }
-            "SNDBCK_PUT_NUMS" => {
-                let (topic, group) = key.split_once('@')?;
-                let counted = traffic(topic)?.known_group(group)?.sent_back() > 0;
-                let sampled = self.lock();
-                let series = sampled.topics.get(topic).and_then(|t| t.backs.get(group));
-                counted.then(|| series.map_or_else(Default::default, |s| s.data(value)))
-            }
-            "BROKER_PUT_NUMS" if key == cluster => Some(self.lock().broker_puts.data(value)),
-            "BROKER_GET_NUMS" if key == cluster => Some(self.lock().broker_gets.data(value)),
-            _ => None,
-        }
-    }
 }
 
 impl Sampled {
@@ -437,6 +397,7 @@ impl Sampled {
                 puts: Series::begin(since_ms),
                 gets: HashMap::new(),
                 backs: HashMap::new(),
+                waits: HashMap::new(),
                 round: self.round,
             };
             self.topics.insert(name.to_owned(), series);
@@ -454,6 +415,10 @@ impl Sampled {
         let is_there = |name: &String| groups.iter().any(|(group, _)| **group == **name);
         topic.gets.retain(|group, _| is_there(group));
         topic.backs.retain(|group, _| is_there(group));
+        topic.waits.retain(|key, _| {
+            key.split_once('@')
+                .is_some_and(|(_, group)| groups.iter().any(|(name, _)| **name == *group))
+        });
         for (group, counted) in &groups {
             let got = Sample {
                 at_ms,
@@ -470,6 +435,20 @@ impl Sampled {
                     times: counted.sent_back(),
                 };
                 add(&mut topic.backs, group, since_ms, back);
+            }
+            for (queue, slow) in counted.slow_reads() {
+                let wait = Sample {
+                    at_ms,
+                    messages: slow.ms,
+                    bytes: 0,
+                    times: slow.reads,
+                };
+                add(
+                    &mut topic.waits,
+                    &format!("{queue}@{group}"),
+                    since_ms,
+                    wait,
+                );
             }
         }
     }

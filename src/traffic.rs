@@ -1,14 +1,17 @@
 //! Counters of what goes through a topic; the statistics and metrics are made from them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
 /// Most pairs of topic and group that are counted: every one costs about 1.5 KiB with its samples.
 /// Pulls of others count for their topic only.
 const PAIRS_MAX: usize = 200_000;
+
+/// Queues of one topic whose slow reads are counted, for one group.
+const SLOW_QUEUES_MAX: usize = 64;
 
 /// Pairs of topic and group that are counted, in the whole process.
 static PAIRS: AtomicUsize = AtomicUsize::new(0);
@@ -32,8 +35,19 @@ pub struct GroupTraffic {
     bytes: AtomicU64,
     pulls: AtomicU64,
     sent_back: AtomicU64,
+    /// By queue; only the services thread adds to it.
+    slow_reads: Mutex<BTreeMap<i32, SlowReads>>,
     /// Whether it is one of [`PAIRS`].
     is_kept: bool,
+}
+
+/// Reads of one queue that took a millisecond or longer.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SlowReads {
+    /// How long all of them took, in milliseconds.
+    pub ms: u64,
+    /// How many.
+    pub reads: u64,
 }
 
 impl Drop for GroupTraffic {
@@ -74,6 +88,29 @@ impl GroupTraffic {
     /// Messages that the group sent back so far.
     pub fn sent_back(&self) -> u64 {
         self.sent_back.load(Ordering::Relaxed)
+    }
+
+    /// Counts a read that took `ms` milliseconds; those that took less than one add nothing.
+    pub fn read_slowly(&self, queue_id: i32, ms: u64) {
+        let mut all = self
+            .slow_reads
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let room = all.len() < SLOW_QUEUES_MAX || all.contains_key(&queue_id);
+        if ms > 0 && room {
+            let slow = all.entry(queue_id).or_default();
+            slow.ms += ms;
+            slow.reads += 1;
+        }
+    }
+
+    /// The slow reads of each queue that had any.
+    pub fn slow_reads(&self) -> Vec<(i32, SlowReads)> {
+        let all = self
+            .slow_reads
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        all.iter().map(|(queue, slow)| (*queue, *slow)).collect()
     }
 
     /// Pulls with messages so far.
