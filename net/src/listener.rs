@@ -137,6 +137,14 @@ pub struct Complaint {
 }
 
 impl Complaint {
+    /// Nothing was told yet.
+    pub const fn new() -> Self {
+        Self {
+            told: None,
+            untold: 0,
+        }
+    }
+
     /// Whether to tell of a failure that shows at `now`: `Some` with the number of those that were
     /// not told of since the last time.
     pub fn tell(&mut self, now: Instant) -> Option<u64> {

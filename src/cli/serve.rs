@@ -54,7 +54,7 @@ pub struct ServeArgs {
     /// Address that clients are told to connect to [the one listened on, else one of this host's].
     #[arg(long, value_name = "ADDRESS")]
     pub advertise: Option<String>,
-    /// Network threads [CPUs minus one, at most 8].
+    /// Network threads; 0 is as many as without it [CPUs minus one, at most 8].
     #[arg(long, value_name = "N")]
     pub cores: Option<usize>,
     /// Sets a key of broker.conf; may be given often.

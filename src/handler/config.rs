@@ -1,7 +1,15 @@
 //! The broker's configuration: requests 25 and 26 (docs/behaviour.md, Configuration over the wire).
 
+use std::sync::Mutex;
+use std::time::Instant;
+
+use saturnmq_net::listener::Complaint;
+
 use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
+
+/// Keeps refused changes from filling the log.
+static REFUSED: Mutex<Complaint> = Mutex::new(Complaint::new());
 
 /// 25: changes settings while the broker runs, all or none of those sent; nothing is written to
 /// broker.conf.
@@ -13,7 +21,15 @@ pub fn update(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(()) => Reply::success().into(),
         Err(error) => {
             let peer = request.peer;
-            tracing::warn!(%peer, "a change of the configuration is refused: {error}");
+            // Whoever sends them is answered each time; the log is not theirs to fill.
+            let told = REFUSED.try_lock().ok();
+            if let Some(untold) = told.and_then(|mut told| told.tell(Instant::now())) {
+                tracing::warn!(
+                    %peer,
+                    untold,
+                    "a change of the configuration is refused: {error}"
+                );
+            }
             Reply::error(error.code(), error.to_string()).into()
         }
     }

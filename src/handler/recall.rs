@@ -1,5 +1,9 @@
 //! Recalling a message for a time: request 370 (docs/behaviour.md, Messages for a time).
 
+use std::sync::Mutex;
+use std::time::Instant;
+
+use saturnmq_net::listener::Complaint;
 use saturnmq_net::messages::recall::RecallMessage;
 use saturnmq_storage::append_queue::PushError;
 use saturnmq_storage::format::message::MessageParts;
@@ -16,6 +20,9 @@ use crate::services::ServiceContext;
 use crate::timer;
 use crate::timer::handle::Handle;
 use crate::topics::PERM_WRITE;
+
+/// Keeps failures of every message alike from filling the log.
+static FAILED: Mutex<Complaint> = Mutex::new(Complaint::new());
 
 const TAG: &str = "_RECALL_TAG_";
 const UNAVAILABLE: &str = "recall failed, broker service not available";
@@ -120,7 +127,10 @@ fn store(
 ) {
     let broker = std::sync::Arc::clone(&services.broker);
     let failed = |broker: &Broker, code, why: &str| {
-        tracing::warn!("a message could not be recalled: {why}");
+        let told = FAILED.try_lock().ok();
+        if let Some(untold) = told.and_then(|mut told| told.tell(Instant::now())) {
+            tracing::warn!(untold, "a message could not be recalled: {why}");
+        }
         with_region(broker, Reply::error(code, "recall failed, execute error"))
     };
     if let Some(why) = closed_store(&broker.store.state()) {
