@@ -1,7 +1,7 @@
 //! The broker's shared state: one structure in an `Arc`, read by every thread without locks.
 
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -81,6 +81,8 @@ pub struct Broker {
     pub updates: Updates,
     /// What goes through, over time.
     pub stats: Stats,
+    /// Counts changes by administrators after which a pull that waits must be checked anew.
+    pub rules: AtomicU64,
     /// Whether clients are asked to go elsewhere: the broker is about to stop.
     pub leaving: AtomicBool,
     /// When this process started.
@@ -90,6 +92,11 @@ pub struct Broker {
 }
 
 impl Broker {
+    /// An administrator changed what may be read: pulls that wait are checked anew.
+    pub fn rules_changed(&self) {
+        self.rules.fetch_add(1, Ordering::Release);
+    }
+
     /// The store's queue behind a queue id of a topic.
     pub fn queue(&self, topic: &Topic, queue_id: i32) -> Option<Arc<Queue>> {
         topic.queue(queue_id, |name, id| {

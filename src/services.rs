@@ -314,7 +314,10 @@ impl ServiceContext {
                 let cores = self.broker.config.cores;
                 self.broker.stats.thread(cores).found(messages, bytes);
             }
-            Ok(PullOutcome::Ready(pulled)) => pull::encode_nothing(&mut frame, pull, &pulled),
+            Ok(PullOutcome::Ready(pulled)) => {
+                pull::encode_nothing(&mut frame, pull, &pulled);
+                pull::tell_of_move(self, pull, &pulled);
+            }
             Ok(PullOutcome::Cold) => {
                 let reply = Reply::error(SYSTEM_ERROR, "the log cannot be read right now");
                 encode_reply(&mut frame, slot.to, &reply);

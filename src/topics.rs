@@ -18,6 +18,8 @@ mod room;
 use loading::parse;
 pub use room::{MOST_QUEUES, TopicsFull};
 
+/// Bit of a topic's system flags: consumers in unit mode subscribe to it.
+pub const UNIT_SUBSCRIPTION: i32 = 1 << 1;
 /// Permission bit: readable.
 pub const PERM_READ: i32 = 4;
 /// Permission bit: writable.

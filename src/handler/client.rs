@@ -28,7 +28,7 @@ use crate::handler::pull_checks::unsupported;
 use crate::names;
 use crate::persist::Ticket;
 use crate::subscription::{is_tag, own_filter, subscriptions};
-use crate::topics::{PERM_READ, PERM_WRITE, TopicConfig};
+use crate::topics::{PERM_READ, PERM_WRITE, TopicConfig, UNIT_SUBSCRIPTION};
 
 /// Longest client id or producer group that is kept.
 const NAME_MAX: usize = 1024;
@@ -135,7 +135,7 @@ impl Heartbeat<'_> {
             let topic = self.broker.topics.get(&subscription.topic);
             topic.is_some_and(|topic| topic.config.order)
         });
-        self.make_retry_topic(&group, ordered);
+        self.make_retry_topic(&group, ordered, consumer.unit_mode);
         let known = self.broker.clients.consumer(&consumer.group_name).is_some();
         let subscriptions = (!self.without_subscriptions)
             .then(|| subscriptions(consumer.subscription_data_set, live.filter_support_retry));
@@ -191,7 +191,7 @@ impl Heartbeat<'_> {
     }
 
     /// The retry topic of a group is ordered as long as one of the group's topics is.
-    fn make_retry_topic(&mut self, group: &Group, ordered: bool) {
+    fn make_retry_topic(&mut self, group: &Group, ordered: bool, unit: bool) {
         let name = names::retry_topic(&group.config.name);
         if let Some(topic) = self.broker.topics.get(&name) {
             let pending = topic
@@ -212,6 +212,9 @@ impl Heartbeat<'_> {
         let queues = group.config.retry_queue_nums;
         let mut config = TopicConfig::new(name, queues, PERM_READ | PERM_WRITE);
         config.order = ordered;
+        if unit {
+            config.sys_flag = UNIT_SUBSCRIPTION;
+        }
         if let Err(full) = self.broker.topics.check_room(std::slice::from_ref(&config)) {
             // The first message that is sent back is told so.
             tracing::debug!(group = group.config.name, %full, "no retry topic");

@@ -18,7 +18,10 @@ pub fn update(broker: &Broker, request: &Request<'_>) -> Answer {
         return Reply::error(SYSTEM_ERROR, "the body is not UTF-8 text").into();
     };
     match broker.update_config(text) {
-        Ok(()) => Reply::success().into(),
+        Ok(()) => {
+            broker.rules_changed();
+            Reply::success().into()
+        }
         Err(error) => {
             let peer = request.peer;
             // Whoever sends them is answered each time; the log is not theirs to fill.

@@ -53,7 +53,15 @@ pub fn create(broker: &Broker, request: &Request<'_>) -> Answer {
         check_room(broker, std::slice::from_ref(&config))?;
         Ok(config)
     });
-    match config.map(|config| broker.groups.create_or_update(config)) {
+    let made = config.map(|config| {
+        let known = broker.groups.get(&config.name).is_some();
+        let ticket = broker.groups.create_or_update(config);
+        if known {
+            broker.rules_changed();
+        }
+        ticket
+    });
+    match made {
         Ok(Some(ticket)) => Answer::After(ticket, Reply::success()),
         Ok(None) => Reply::success().into(),
         Err(reply) => reply.into(),
@@ -80,7 +88,9 @@ pub fn create_list(broker: &Broker, request: &Request<'_>) -> Answer {
         .into_iter()
         .filter_map(|config| broker.groups.create_or_update(config));
     // A later change of the same file is durable no earlier than those before it.
-    match made.last() {
+    let last = made.last();
+    broker.rules_changed();
+    match last {
         Some(ticket) => Answer::After(ticket, Reply::success()),
         None => Reply::success().into(),
     }
@@ -168,6 +178,9 @@ pub fn forbidden(broker: &Broker, request: &Request<'_>) -> Answer {
         Some(false) => old | FORBIDDEN_READ,
     };
     let ticket = broker.groups.set_forbidden(group, topic, bits);
+    if bits != old {
+        broker.rules_changed();
+    }
     let reply = json_reply(&wire::GroupForbidden {
         group: group.to_owned(),
         readable: bits & FORBIDDEN_READ == 0,

@@ -7,20 +7,20 @@
 //! visible once its SEND_OK is out.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use saturnmq_net::command::ReplyTo;
 use saturnmq_net::driver::{ConnectionId, Outbox, Room};
-use saturnmq_storage::config::{PullLimits, memory_distance};
 use saturnmq_storage::dispatch::WakeQueue;
 use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::reader::{PullOutcome, PullStatus, Pulled, StoreReader};
 
 use crate::answer::{Channel, Reply, ReplySlot, SYSTEM_ERROR};
 use crate::broker::Broker;
-use crate::config::LiveConfig;
 use crate::core::{Core, write_reply};
+use crate::groups::Group;
 use crate::handler::pull_checks::{missing_topic_remark, pulled_none};
 use crate::handler::{
     PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SERVICE_NOT_AVAILABLE, TOPIC_NOT_EXIST,
@@ -31,10 +31,14 @@ use crate::topics::Topic;
 use crate::traffic::GroupTraffic;
 
 mod answers;
+mod event;
+mod limits;
 mod moved;
 
 use answers::{code_of, found};
 pub use answers::{encode_nothing, encode_status, found_cold};
+pub use event::tell as tell_of_move;
+pub use limits::{in_memory, pull_limits};
 pub use moved::ask_again;
 
 /// Longest wait for the dispatcher to catch up with acknowledged records.
@@ -45,10 +49,6 @@ const LOOKS_PER_PASS: usize = 8192;
 const LOOKS_TIME: Duration = Duration::from_millis(2);
 /// Bytes not sent to a client above which its waiting pulls get no messages, but are to ask again.
 const CROWDED: usize = 4 << 20;
-/// Most bytes of records in one response: it must fit a frame of 16 MiB.
-const MAX_BODY: usize = 15 << 20;
-/// Steps of a selector after which a pull ends, with or without messages: about a millisecond.
-const MAX_FILTER_WORK: usize = 1 << 20;
 /// Which messages a pull wants.
 #[derive(Clone)]
 pub enum Filter {
@@ -97,6 +97,10 @@ pub struct Pull {
     pub filter: Filter,
     /// The group's counters.
     pub counted: Arc<GroupTraffic>,
+    /// The group.
+    pub group: Arc<Group>,
+    /// [`Broker::rules`] when the pull was checked.
+    pub rules: u64,
     /// Present for 5.x clients.
     pub sys_flags: Option<SysFlags>,
 }
@@ -241,7 +245,7 @@ pub fn start(
                 continue;
             }
         }
-        return nothing(&pull, &pulled, conn, io);
+        return nowhere(core, &pull, &pulled, conn, io);
     }
 }
 
@@ -327,28 +331,6 @@ fn read(core: &mut Core, conn: ConnectionId, pull: &mut Pull, io: &mut Outbox) -
     }
 }
 
-/// Distance from the log's end, in bytes, up to which a record counts as in memory.
-pub fn in_memory(live: &LiveConfig) -> u64 {
-    static ONE_PERCENT: OnceLock<u64> = OnceLock::new();
-    ONE_PERCENT
-        .get_or_init(|| memory_distance(1))
-        .saturating_mul(live.in_memory_percent)
-}
-
-/// The limits of a pull as they are configured now.
-pub fn pull_limits(live: &LiveConfig) -> PullLimits {
-    PullLimits {
-        max_filter_bytes: live.max_filter_bytes,
-        max_filter_work: MAX_FILTER_WORK,
-        max_bytes_in_memory: live.transfer_bytes_in_memory,
-        max_count_in_memory: live.transfer_count_in_memory,
-        max_bytes_on_disk: live.transfer_bytes_on_disk,
-        max_count_on_disk: live.transfer_count_on_disk,
-        memory_distance: in_memory(live),
-        max_bytes: MAX_BODY,
-    }
-}
-
 /// What a pull that looked at entries before comes to when there is nothing more now.
 fn settle(pull: &Pull, pulled: Pulled) -> Pulled {
     let went_on = pull.scanned > pull.offset;
@@ -360,6 +342,12 @@ fn settle(pull: &Pull, pulled: Pulled) -> Pulled {
         };
     }
     pulled
+}
+
+/// As [`nothing`], and the event that goes with an offset that leads nowhere.
+fn nowhere(core: &Core, pull: &Pull, pulled: &Pulled, conn: ConnectionId, io: &mut Outbox) {
+    nothing(pull, pulled, conn, io);
+    event::submit(core, conn, pull, pulled);
 }
 
 /// Answers that there is no message now.
@@ -446,6 +434,10 @@ fn look(core: &mut Core, index: u32, io: &mut Outbox) {
         core.pulls.parked.take(index);
         return gone(&pull, conn, io);
     }
+    if is_outdated(core, &pull) {
+        core.pulls.parked.take(index);
+        return again(&pull, conn, io);
+    }
     loop {
         match read(core, conn, &mut pull, io) {
             Read::Answered => {
@@ -456,7 +448,7 @@ fn look(core: &mut Core, index: u32, io: &mut Outbox) {
                 let code = code_of(pulled.status, pull.offset);
                 if !matches!(code, PULL_NOT_FOUND | PULL_RETRY_IMMEDIATELY) {
                     core.pulls.parked.take(index);
-                    return nothing(&pull, &pulled, conn, io);
+                    return nowhere(core, &pull, &pulled, conn, io);
                 }
                 if code == PULL_RETRY_IMMEDIATELY && pulled.next_begin < pulled.max {
                     // It took its share, and there is more to look at.
@@ -473,6 +465,12 @@ fn look(core: &mut Core, index: u32, io: &mut Outbox) {
     if let Some(Waiting::Message(waiting)) = core.pulls.parked.get_mut(index) {
         waiting.scanned = pull.scanned;
     }
+}
+
+/// Whether an administrator changed something after the pull was checked: it may not be allowed any
+/// more, so the client is to ask again.
+fn is_outdated(core: &Core, pull: &Pull) -> bool {
+    core.broker.rules.load(Ordering::Acquire) != pull.rules
 }
 
 fn gone(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {
@@ -573,7 +571,10 @@ fn expire(core: &mut Core, index: u32, io: &mut Outbox) {
     if core.broker.topics.get(&pull.topic.config.name).is_none() {
         return gone(&pull, conn, io);
     }
+    if is_outdated(core, &pull) {
+        return again(&pull, conn, io);
+    }
     if let Read::Nothing(pulled) = read(core, conn, &mut pull, io) {
-        nothing(&pull, &pulled, conn, io);
+        nowhere(core, &pull, &pulled, conn, io);
     }
 }

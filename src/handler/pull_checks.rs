@@ -1,6 +1,7 @@
 //! What is checked before a pull reads anything, in order (docs/behaviour.md, Reading a queue).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use saturnmq_net::driver::Outbox;
@@ -94,6 +95,8 @@ fn check(
     request: &Request<'_>,
     pull: &PullRequest<'_>,
 ) -> Result<Pull, Answer> {
+    // Before anything is looked at: what changes from now on is found to be new.
+    let rules = broker.rules.load(Ordering::Acquire);
     if live.broker_permission & PERM_READ == 0 {
         let remark = format!(
             "the broker[{}] pulling message is forbidden",
@@ -139,6 +142,8 @@ fn check(
         scanned: pull.queue_offset,
         max_count: pull.max_msg_nums,
         filter,
+        group,
+        rules,
         sys_flags,
     })
 }

@@ -99,7 +99,14 @@ pub fn create(broker: &Broker, request: &Request<'_>) -> Answer {
     match wanted(broker, request) {
         Ok(config) => match full(broker, std::slice::from_ref(&config)) {
             Some(reply) => reply.into(),
-            None => done(broker.topics.create_or_update(config)),
+            None => {
+                let known = broker.topics.get(&config.name).is_some();
+                let ticket = broker.topics.create_or_update(config);
+                if known {
+                    broker.rules_changed();
+                }
+                done(ticket)
+            }
         },
         Err(reply) => reply.into(),
     }
@@ -153,7 +160,9 @@ pub fn create_list(broker: &Broker, request: &Request<'_>) -> Answer {
                 .into_iter()
                 .filter_map(|config| broker.topics.create_or_update(config));
             // A later change of the same file is durable no earlier than those before it.
-            done(made.last())
+            let last = made.last();
+            broker.rules_changed();
+            done(last)
         }
         Err(reply) => reply.into(),
     }

@@ -351,3 +351,22 @@ fn a_group_is_not_ahead_of_what_a_crash_left() {
         "of a topic that nobody knows"
     );
 }
+
+#[test]
+fn the_retry_topic_of_a_group_in_unit_mode_says_so() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    let beat = |group: &str, unit: bool| {
+        let text = String::from_utf8(heartbeat("a", group, &[("T", "*")], 1)).expect("JSON");
+        let unit = format!(r#""unitMode":{unit}"#);
+        text.replace(r#""unitMode":false"#, &unit).into_bytes()
+    };
+    assert_eq!(talk.ask(34, &[], &beat("units", true)).code, 0);
+    assert_eq!(talk.ask(34, &[], &beat("plain", false)).code, 0);
+    let all = talk.ask(21, &[], b"");
+    let all: serde_json::Value = serde_json::from_slice(&all.body).expect("JSON");
+    for (topic, flag) in [("%RETRY%units", 2), ("%RETRY%plain", 0)] {
+        let config = &all["topicConfigTable"][topic];
+        assert_eq!(config["topicSysFlag"], flag, "{config}");
+    }
+}

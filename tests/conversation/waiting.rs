@@ -278,3 +278,86 @@ fn a_waiting_pull_takes_the_reset_of_its_group_at_once() {
         "{moved:?}"
     );
 }
+
+/// A pull at the end of queue 0 of T, which has one message; it waits when this returns.
+fn waiting_at_the_end(talk: &mut Talk) -> i32 {
+    assert_eq!(talk.pull(&Pull::of("T", 0)).code, 0, "makes the group");
+    let opaque = talk.start_pull(&Pull {
+        wait_ms: 600_000,
+        ..Pull::of("T", 1)
+    });
+    // Answered only after the pull was handled.
+    let end = talk.ask(30, &[("topic", "T"), ("queueId", "0")], b"");
+    assert_eq!(end.code, 0);
+    opaque
+}
+
+fn topic_fields(perm: &str) -> [(&str, &str); 8] {
+    [
+        ("topic", "T"),
+        ("defaultTopic", "TBW102"),
+        ("readQueueNums", "4"),
+        ("writeQueueNums", "4"),
+        ("perm", perm),
+        ("topicFilterType", "SINGLE_TAG"),
+        ("topicSysFlag", "0"),
+        ("order", "false"),
+    ]
+}
+
+#[test]
+fn a_waiting_pull_gets_nothing_of_a_topic_that_may_not_be_read_any_more() {
+    let (running, _dir) = broker(&[]);
+    let mut consumer = Talk::to(running.address("broker"));
+    let mut tool = Talk::to(running.address("broker"));
+    tool.send_message("T", 0, "", b"0");
+    let opaque = waiting_at_the_end(&mut consumer);
+    assert_eq!(tool.ask(17, &topic_fields("2"), b"").code, 0);
+    tool.send_message("T", 0, "", b"1");
+    assert_eq!(consumer.answer(opaque).code, 20, "to ask again");
+    assert_eq!(consumer.pull(&Pull::of("T", 1)).code, 16);
+    assert_eq!(tool.ask(17, &topic_fields("6"), b"").code, 0);
+    let answer = consumer.pull(&Pull::of("T", 1));
+    assert_eq!(records(&answer.body)[0].1, b"1");
+}
+
+#[test]
+fn a_waiting_pull_gets_nothing_once_its_group_may_not_consume() {
+    let (running, _dir) = broker(&[]);
+    let mut consumer = Talk::to(running.address("broker"));
+    let mut tool = Talk::to(running.address("broker"));
+    tool.send_message("T", 0, "", b"0");
+    let opaque = waiting_at_the_end(&mut consumer);
+    let group = br#"{"groupName":"g","consumeEnable":false,"retryQueueNums":1}"#;
+    assert_eq!(tool.ask(200, &[], group).code, 0);
+    tool.send_message("T", 0, "", b"1");
+    assert_eq!(consumer.answer(opaque).code, 20, "to ask again");
+    assert_eq!(consumer.pull(&Pull::of("T", 1)).code, 16);
+}
+
+#[test]
+fn a_pull_that_is_sent_to_another_offset_leaves_an_event_if_its_client_is_of_4_9() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"0");
+    let mut newer = Talk::to(running.address("broker"));
+    newer.version = 493;
+    assert_eq!(newer.pull(&Pull::of("T", 70)).code, 21);
+    assert_eq!(talk.pull(&Pull::of("T", 25)).code, 21);
+    let event = talk.pull(&Pull {
+        wait_ms: 15_000,
+        ..Pull::of("OFFSET_MOVED_EVENT", 0)
+    });
+    let (offset, body, properties) = &records(&event.body)[0];
+    assert_eq!(*offset, 0);
+    let body: serde_json::Value = serde_json::from_slice(body).expect("JSON");
+    assert_eq!(body["consumerGroup"], "g");
+    assert_eq!(body["messageQueue"]["topic"], "T");
+    assert_eq!(body["messageQueue"]["queueId"], 0);
+    assert_eq!(
+        (&body["offsetRequest"], &body["offsetNew"]),
+        (&25.into(), &1.into())
+    );
+    assert!(properties.contains("TAGS\u{1}g"), "{properties:?}");
+    assert!(properties.contains("KEYS\u{1}g"), "{properties:?}");
+}
