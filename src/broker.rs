@@ -1,7 +1,7 @@
 //! The broker's shared state: one structure in an `Arc`, read by every thread without locks.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -82,7 +82,7 @@ pub struct Broker {
     /// What goes through, over time.
     pub stats: Stats,
     /// Counts changes by administrators after which a pull that waits must be checked anew.
-    pub rules: AtomicU64,
+    pub rules: AtomicU32,
     /// Whether clients are asked to go elsewhere: the broker is about to stop.
     pub leaving: AtomicBool,
     /// When this process started.

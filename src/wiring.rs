@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -139,7 +139,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         stats: Stats::new(config.cores + 1, now_ms()),
         leaving: AtomicBool::new(false),
         started: begun,
-        rules: AtomicU64::new(0),
+        rules: AtomicU32::new(0),
         started_ms: now_ms(),
         config,
         store,

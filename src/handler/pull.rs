@@ -100,7 +100,7 @@ pub struct Pull {
     /// The group.
     pub group: Arc<Group>,
     /// [`Broker::rules`] when the pull was checked.
-    pub rules: u64,
+    pub rules: u32,
     /// Present for 5.x clients.
     pub sys_flags: Option<SysFlags>,
 }
