@@ -180,6 +180,7 @@ impl Pulls {
 
     /// Parks `waiting` until the dispatcher reaches `target` or the wait is over. Given back when
     /// too much is parked.
+    #[allow(clippy::result_large_err)] // what is given back is no error
     fn wait_dispatched(
         &mut self,
         conn: ConnectionId,

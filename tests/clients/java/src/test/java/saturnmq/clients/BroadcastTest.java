@@ -7,7 +7,9 @@ import java.util.List;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.store.ReadOffsetType;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.MessageQueue;
 import org.junit.jupiter.api.Test;
 
 /** Broadcasting members keep their own progress and get no message a second time. */
@@ -40,6 +42,15 @@ class BroadcastTest {
             List<String> sent = Clients.seed(topic, "t", "there", 4);
             inbox.await(4);
             assertEquals(new HashSet<>(sent), new HashSet<>(inbox.bodies()));
+            // A message is done with only after its listener has returned.
+            Await.until("all progress", () -> {
+                long sum = 0;
+                for (MessageQueue queue : Cluster.queues(topic)) {
+                    sum += first.getDefaultMQPushConsumerImpl().getOffsetStore()
+                        .readOffset(queue, ReadOffsetType.READ_FROM_MEMORY);
+                }
+                return sum == 6;
+            });
         }
         List<String> missed = Clients.seed(topic, "t", "missed", 4);
         try (Clients clients = new Clients()) {
