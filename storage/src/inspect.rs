@@ -20,6 +20,7 @@ use crate::log_window::{LogWindow, WindowLimits};
 
 mod index_check;
 mod index_files;
+mod last_run;
 mod queue_check;
 mod queue_files;
 mod verify;

@@ -1,8 +1,9 @@
 //! The index files, read only.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::queue_files::read_exact;
+use super::view::{is_number, list};
 use super::{Finding, InspectError, StoreView};
 use crate::format::hash::index_hash;
 use crate::format::index_entry::{
@@ -34,18 +35,17 @@ impl IndexFiles {
     /// Reads the headers; `None` if there are files and their shape is not known.
     pub fn open(view: &StoreView) -> Result<Option<(IndexFiles, Vec<Finding>)>, InspectError> {
         let directory = view.layout.index();
-        let mut paths = numbered(&directory)?;
-        paths.sort();
+        let found = list(&directory).map_err(InspectError::at(&directory))?;
         let Some(shape) = view.shape.index else {
             return Ok(None);
         };
-        let (mut files, mut misfits) = (Vec::new(), Vec::new());
-        for path in paths {
-            let Ok(details) = path.metadata() else {
+        let (mut files, mut misfits) = (Vec::new(), found.misfits);
+        for (path, found) in found.files {
+            if !is_number(&path) {
                 continue;
-            };
-            if details.len() != shape.file_size() {
-                let (found, size) = (details.len(), shape.file_size());
+            }
+            if found != shape.file_size() {
+                let size = shape.file_size();
                 let text = format!(
                     "it has {found} bytes instead of {size}, which maxHashSlotNum={} and \
                      maxIndexNum={} make",
@@ -122,21 +122,4 @@ impl IndexFiles {
         let words = bytes.as_chunks().0.iter();
         Ok(words.map(|word| i32::from_be_bytes(*word)).collect())
     }
-}
-
-/// Files whose name is a number; none where there is no directory.
-fn numbered(directory: &Path) -> Result<Vec<PathBuf>, InspectError> {
-    let list = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.map_err(InspectError::at(directory))?,
-    };
-    let mut paths = Vec::new();
-    for entry in list {
-        let path = entry.map_err(InspectError::at(directory))?.path();
-        let name = path.file_name().and_then(|name| name.to_str());
-        if name.is_some_and(|name| name.parse::<u64>().is_ok()) {
-            paths.push(path);
-        }
-    }
-    Ok(paths)
 }

@@ -3,10 +3,10 @@
 //! Records come in the order of the log, so the records of a queue come in the order of its
 //! entries. An entry that no record came by for is looked up in the log at the end.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::verify::{Findings, Tally};
-use super::{InspectError, QueueFiles, StoreView};
+use super::{Finding, InspectError, QueueFiles, StoreView};
 use crate::format::consume_entry::ConsumeEntry;
 use crate::format::names::is_directory_name;
 use crate::format::properties::names;
@@ -17,6 +17,8 @@ use crate::layout::list_queues;
 const SCHEDULE_TOPIC: &str = "SCHEDULE_TOPIC_XXXX";
 /// Prefix of queues that a record enters besides its own.
 const LIGHT_QUEUE_PREFIX: &str = "%LMQ%";
+/// Runs without entries that are told apart in one queue.
+const RUNS: usize = 1000;
 /// Tag codes below this are addresses in an extension file.
 const EXTENSION_BELOW: i64 = i32::MIN as i64;
 
@@ -27,8 +29,42 @@ struct Checked {
     last: Option<(u64, u64)>,
     /// Entries that a record came by for.
     matched: u64,
-    /// Where a run of records without an entry began: queue offset and log offset.
-    pending: Option<(u64, u64)>,
+    /// Runs of records without an entry.
+    runs: Vec<Run>,
+}
+
+/// Records of a queue that follow each other and have no entry.
+#[derive(Clone, Copy)]
+struct Run {
+    /// Queue offset and log offset of the first.
+    at: u64,
+    offset: u64,
+    /// Queue offset after the last.
+    to: u64,
+    count: u64,
+    /// Whether a record with an entry follows.
+    ended: bool,
+}
+
+impl Run {
+    fn problem(&self, name: &str) -> String {
+        let what = match (self.ended, self.to - self.at) {
+            (false, _) => " and what follows it have".into(),
+            (true, 1) => " has".into(),
+            (true, _) => format!(" and what follows it up to queue offset {} have", self.to),
+        };
+        format!("{name}@{}{what} no queue entry", self.at)
+    }
+}
+
+/// Records of a queue that has no file.
+#[derive(Clone, Copy)]
+struct Fileless {
+    count: u64,
+    /// Log offset of the first.
+    first: u64,
+    /// Whether the topic was not made again after one of them.
+    current: bool,
 }
 
 impl Checked {
@@ -44,14 +80,64 @@ impl Checked {
             "queue offset {last}: {missing} are missing between"
         ))
     }
+
+    /// A record has no entry. Returns how many records before it belong to a queue that was deleted.
+    fn without_entry(&mut self, at: u64, offset: u64) -> u64 {
+        let superseded = self.begins_anew(at);
+        let full = self.runs.len() == RUNS;
+        match self.runs.last_mut() {
+            Some(run) if full || (!run.ended && run.to == at) => {
+                run.to = at + 1;
+                run.count += 1;
+            }
+            _ => self.runs.push(Run {
+                at,
+                offset,
+                to: at + 1,
+                count: 1,
+                ended: false,
+            }),
+        }
+        self.last = Some((at, offset));
+        superseded
+    }
+
+    /// A record has its entry.
+    fn with_entry(&mut self, at: u64, offset: u64) -> u64 {
+        let superseded = self.begins_anew(at);
+        if let Some(run) = self.runs.last_mut() {
+            run.ended = true;
+        }
+        self.matched += 1;
+        self.last = Some((at, offset));
+        superseded
+    }
+
+    /// Where offsets begin again, the topic was deleted and made anew: what has no entry from there
+    /// on went with it. Returns how much that is.
+    fn begins_anew(&mut self, at: u64) -> u64 {
+        let mut gone = 0;
+        while let Some(run) = self.runs.last()
+            && at <= run.at
+        {
+            gone += run.count;
+            self.runs.pop();
+        }
+        gone
+    }
 }
 
 /// All queues.
 pub(super) struct QueueCheck<'v> {
     view: &'v StoreView,
     queues: HashMap<String, HashMap<i32, Checked>>,
-    /// Records whose queue has no file, and where the first is, by topic and queue id.
-    without_queue: BTreeMap<(String, i32), (u64, u64)>,
+    /// Records whose queue has no file, by topic and queue id.
+    without_queue: BTreeMap<(String, i32), Fileless>,
+    /// Topics with a record that has an entry.
+    alive: HashSet<String>,
+    /// The first queue entry that the last run could read and whose record is not in the log: log
+    /// offset, and the entry's place in words.
+    front: Option<(u64, String)>,
     superseded: u64,
     has_extensions: bool,
 }
@@ -62,6 +148,8 @@ impl<'v> QueueCheck<'v> {
             view,
             queues: HashMap::new(),
             without_queue: BTreeMap::new(),
+            alive: HashSet::new(),
+            front: None,
             superseded: 0,
             has_extensions: view.layout.root().join("consumequeue_ext").is_dir(),
         };
@@ -88,7 +176,7 @@ impl<'v> QueueCheck<'v> {
             files,
             last: None,
             matched: 0,
-            pending: None,
+            runs: Vec::new(),
         };
         let queues = self.queues.entry(topic.to_owned()).or_default();
         queues.insert(queue_id, checked);
@@ -142,8 +230,7 @@ impl<'v> QueueCheck<'v> {
             .and_then(|ids| ids.get_mut(&queue_id));
         let Some(queue) = queue.filter(|queue| !queue.files.is_empty()) else {
             if !live || !is_directory_name(topic) {
-                let place = (topic.to_owned(), queue_id);
-                self.without_queue.entry(place).or_insert((0, offset)).0 += 1;
+                self.without_queue((topic, queue_id, at), offset);
                 return Ok(());
             }
             // A young queue of a running broker.
@@ -165,7 +252,6 @@ impl<'v> QueueCheck<'v> {
                 }
             }
             Some(entry) if entry.physical_offset == offset => {
-                queue.matched += 1;
                 if let Some(wrong) = differs(&entry, record, self.has_extensions) {
                     let (file, position) = queue.files.place(at);
                     findings.at_file(&file, position, format!("entry {} {wrong}", name()));
@@ -173,7 +259,10 @@ impl<'v> QueueCheck<'v> {
                 if let Some(gap) = queue.gap_before(at, offset, tally) {
                     findings.at_log(self.view, offset, format!("{} follows {gap}", name()));
                 }
-                queue.last = Some((at, offset));
+                if queue.matched == 0 {
+                    self.alive.insert(topic.to_owned());
+                }
+                self.superseded += queue.with_entry(at, offset);
             }
             // A topic that was deleted and made again begins anew.
             Some(entry) if entry.physical_offset > offset => self.superseded += 1,
@@ -185,13 +274,39 @@ impl<'v> QueueCheck<'v> {
                 );
                 findings.at_log(self.view, offset, text);
             }
-            None if at < queue.files.first() => self.superseded += 1,
-            None => {
-                queue.pending.get_or_insert((at, offset));
-                queue.last = Some((at, offset));
+            None if self
+                .view
+                .last_run
+                .had_deleted((topic, queue_id, at), offset) =>
+            {
+                self.superseded += 1;
             }
+            None => self.superseded += queue.without_entry(at, offset),
         }
         Ok(())
+    }
+
+    fn without_queue(&mut self, (topic, queue_id, at): (&str, i32, u64), offset: u64) {
+        let run = &self.view.last_run;
+        let was_there = run.queue(topic, queue_id).is_some();
+        if was_there && run.had_deleted((topic, queue_id, at), offset) {
+            self.superseded += 1;
+            return;
+        }
+        // Without a word of the last run, what is older than all that has entries may have gone
+        // with the topic.
+        let current = match run.vouches_for(offset) {
+            true => was_there,
+            false => self.alive.contains(topic),
+        };
+        let place = (topic.to_owned(), queue_id);
+        let fileless = self.without_queue.entry(place).or_insert(Fileless {
+            count: 0,
+            first: offset,
+            current: false,
+        });
+        fileless.count += 1;
+        fileless.current |= current;
     }
 
     /// Whatever entries no record came by for, and records without an entry.
@@ -204,10 +319,17 @@ impl<'v> QueueCheck<'v> {
         let view = self.view;
         for (topic, ids) in &mut self.queues {
             for (queue_id, queue) in ids {
-                finish_queue(view, (topic, *queue_id), queue, log, findings, tally)?;
+                let place = (topic.as_str(), *queue_id);
+                finish_queue(view, place, queue, log, findings, tally)?;
+                if let Some(gone) = lost_front(view, place, queue)?
+                    && self.front.as_ref().is_none_or(|front| gone.0 < front.0)
+                {
+                    self.front = Some(gone);
+                }
             }
         }
         self.tell_missing_queues(findings, tally);
+        self.tell_lost_front(findings, tally);
         if tally.queues_behind > 0 {
             tally.notes.push(format!(
                 "{} queues have no entries yet for their newest records: {} makes them",
@@ -232,18 +354,73 @@ impl<'v> QueueCheck<'v> {
 impl QueueCheck<'_> {
     /// A topic without any queue was deleted, unless nothing has a queue.
     fn tell_missing_queues(&mut self, findings: &mut Findings, tally: &mut Tally) {
-        for ((topic, queue_id), (count, first)) in std::mem::take(&mut self.without_queue) {
-            let exists = self.queues.contains_key(&topic) || self.queues.is_empty();
+        for ((topic, queue_id), fileless) in std::mem::take(&mut self.without_queue) {
+            let Fileless {
+                count,
+                first,
+                current,
+            } = fileless;
+            let run = &self.view.last_run;
+            let exists = match run.vouches_for(first) {
+                true => current,
+                false => self.queues.contains_key(&topic) || self.queues.is_empty(),
+            };
             let text = format!("{count} records of {topic}/{queue_id} have no queue on disk");
-            if exists && self.view.is_settled() {
+            let may_be_old = !current && self.alive.contains(&topic);
+            let note = if !exists {
+                "the topic was deleted"
+            } else if may_be_old {
+                "they are older than all that have one, so the topic was deleted and made again, \
+                 or the queue is lost"
+            } else if self.view.is_settled_at(first) {
                 findings.at_log(self.view, first, text);
-            } else if exists {
-                tally.notes.push(format!("{text}: the next start makes it"));
+                continue;
             } else {
-                tally.notes.push(format!("{text}: the topic was deleted"));
-            }
+                "the next start makes it"
+            };
+            tally.notes.push(format!("{text}: {note}"));
         }
     }
+
+    /// What the last run could read is not in the log: only retention takes the log's first files.
+    fn tell_lost_front(&mut self, findings: &mut Findings, tally: &mut Tally) {
+        let Some((offset, entry)) = self.front.take() else {
+            return;
+        };
+        let begin = self.view.log_begin();
+        if self.view.is_settled() {
+            let text = format!(
+                "it is missing: the log begins at {begin}, and when the last run ended entry \
+                 {entry} named the record at {offset}"
+            );
+            findings.add(Finding::file(&self.view.log_path(offset), text));
+        } else {
+            tally.notes.push(format!(
+                "the log begins at {begin}; the resume point knows of records from {offset} on: \
+                 retention took them since, or log files are missing"
+            ));
+        }
+    }
+}
+
+/// The first entry of a queue that the last run could read, if its record is not in the log any
+/// more: log offset, and the entry's place in words.
+fn lost_front(
+    view: &StoreView,
+    (topic, queue_id): (&str, i32),
+    queue: &mut Checked,
+) -> Result<Option<(u64, String)>, InspectError> {
+    let known = view.last_run.queue(topic, queue_id).filter(|known| {
+        !view.is_live() && known.min_offset.is_some_and(|min| min < known.max_offset)
+    });
+    let min = known.and_then(|known| u64::try_from(known.min_offset?).ok());
+    let Some(min) = min else {
+        return Ok(None);
+    };
+    let entry = queue.files.entry(min)?;
+    let gone =
+        entry.filter(|entry| !entry.is_pre_blank() && entry.physical_offset < view.log_begin());
+    Ok(gone.map(|entry| (entry.physical_offset, format!("{topic}/{queue_id}@{min}"))))
 }
 
 /// What of an entry is not its record's.
@@ -271,14 +448,14 @@ fn finish_queue(
     tally: &mut Tally,
 ) -> Result<(), InspectError> {
     let end = queue.files.end()?;
-    if let Some((at, offset)) = queue.pending {
-        let text = format!("{topic}/{queue_id}@{at} and what follows it have no queue entry");
-        if view.is_settled() {
-            findings.at_log(view, offset, text);
-        } else {
-            tally.queues_behind += 1;
-        }
+    let name = format!("{topic}/{queue_id}");
+    let (told, young): (Vec<Run>, Vec<Run>) = std::mem::take(&mut queue.runs)
+        .into_iter()
+        .partition(|run| view.is_settled_at(run.offset));
+    for run in told {
+        findings.at_log(view, run.offset, run.problem(&name));
     }
+    tally.queues_behind += u64::from(!young.is_empty());
     let begin = queue.files.begin(end, log_begin)?;
     let mut without_record = Vec::new();
     let mut there = 0;

@@ -10,6 +10,7 @@ use super::queue_check::QueueCheck;
 use super::{Found, IndexFiles, InspectError, StoreView};
 use crate::format::message::{FIXED_SIZE, sys_flag};
 use crate::format::record::{Record, RecordError};
+use crate::former_run::FormerRun;
 use crate::log_window::{LOOK_BYTES, LogWindow, WindowLimits};
 
 /// Findings that are kept in words; all are counted.
@@ -115,6 +116,14 @@ impl<'v> LogLook<'v> {
 
     /// The record that stands at a log offset and says so; `None` if none does.
     pub fn record(&mut self, offset: u64) -> Result<Option<Record<'_>>, InspectError> {
+        let base = offset - offset % self.view.shape.log_file;
+        let files = &self.view.log_files;
+        // A broker may have made it since.
+        if files.binary_search_by_key(&base, |file| file.base).is_err()
+            && !self.view.log_path(offset).is_file()
+        {
+            return Ok(None);
+        }
         let limits = WindowLimits {
             end: u64::MAX,
             active_base: if self.view.is_live() { 0 } else { u64::MAX },
@@ -170,8 +179,10 @@ pub fn verify(view: &StoreView, progress: &mut dyn FnMut(u64)) -> Result<Verifie
         records: 0,
         inner_batches: 0,
         end: view.log_begin(),
+        last_timestamp: None,
         zeros_from: None,
         torn: None,
+        in_flight: InFlight::default(),
         failed: None,
     };
     view.walk(0, |found| {
@@ -209,11 +220,22 @@ struct Walk<'v> {
     inner_batches: u64,
     /// Log offset after the last record.
     end: u64,
+    /// Store time of the last record, ms.
+    last_timestamp: Option<i64>,
     /// Where a file has zeros to its end.
     zeros_from: Option<u64>,
     /// Damage that nothing follows so far: what a crash leaves at the log's end.
     torn: Option<(u64, String)>,
+    in_flight: InFlight,
     failed: Option<InspectError>,
+}
+
+/// Bad places with records behind them that a power cut explains, as far as was seen: all of it was
+/// in flight (docs/durability.md, "Crash recovery").
+#[derive(Debug, Default)]
+struct InFlight {
+    places: Vec<(u64, String)>,
+    records: u64,
 }
 
 impl Walk<'_> {
@@ -230,7 +252,7 @@ impl Walk<'_> {
                 problem,
             } => self.record(offset, &record, problem),
             Found::Blank { offset, remaining } => {
-                self.zeros_end();
+                self.zeros_end(offset);
                 let file = self.view.shape.log_file;
                 let rest = file - offset % file;
                 if u64::try_from(remaining) != Ok(rest) {
@@ -242,7 +264,7 @@ impl Walk<'_> {
             Found::Damage {
                 offset, error, len, ..
             } => {
-                self.zeros_end();
+                self.zeros_end(offset);
                 self.damage(offset, len, &error);
                 Ok(())
             }
@@ -253,14 +275,27 @@ impl Walk<'_> {
         }
     }
 
-    /// Something follows what looked like the log's end.
-    fn zeros_end(&mut self) {
-        if let Some((offset, problem)) = self.torn.take() {
-            self.findings.at_log(self.view, offset, problem);
-        }
-        if let Some(from) = self.zeros_from.take() {
+    /// Something at `next` follows what looked like the log's end.
+    fn zeros_end(&mut self, next: u64) {
+        let zeros = self.zeros_from.take().map(|from| {
             let text = "zeros to the end of the file, and more of the log behind them";
-            self.findings.at_log(self.view, from, text.into());
+            (from, text.to_owned())
+        });
+        let places = &mut self.in_flight.places;
+        places.extend([self.torn.take(), zeros].into_iter().flatten());
+        let Some((first, _)) = places.first() else {
+            return;
+        };
+        let explained = match self.view.last_run.former {
+            FormerRun::Bounded(bytes) if !self.view.is_durable(*first) => {
+                next < first.saturating_add(bytes)
+            }
+            _ => false,
+        };
+        if !explained {
+            for (offset, problem) in std::mem::take(&mut self.in_flight).places {
+                self.findings.at_log(self.view, offset, problem);
+            }
         }
     }
 
@@ -270,18 +305,58 @@ impl Walk<'_> {
         self.torn = Some((offset, problem));
     }
 
-    /// The last thing in the log is damaged: only in a store that was closed is it more than what a
+    /// The last thing in the log is damaged: only where it was on the disk is it more than what a
     /// crash leaves.
     fn end_of_log(&mut self) {
-        let Some((offset, problem)) = self.torn.take() else {
-            return;
-        };
-        if self.view.is_settled() {
-            self.findings.at_log(self.view, offset, problem);
-        } else {
+        if let Some((offset, _)) = self.in_flight.places.first() {
+            let records = self.in_flight.records;
             self.tally.notes.push(format!(
-                "the log is torn at offset {offset} ({problem}): the next start cuts it there"
+                "the log is torn at offset {offset}; {records} records behind it were in flight \
+                 when a power cut can have torn it: the next start cuts it there"
             ));
+        }
+        if let Some((offset, problem)) = self.torn.take() {
+            if self.view.is_durable(offset) {
+                self.findings.at_log(self.view, offset, problem);
+            } else {
+                self.tally.notes.push(format!(
+                    "the log is torn at offset {offset} ({problem}): the next start cuts it there"
+                ));
+            }
+        }
+        self.shrunk();
+    }
+
+    /// Whether the log ends before where it was on the disk: no crash explains that.
+    fn shrunk(&mut self) {
+        let (run, end) = (&self.view.last_run, self.end);
+        if self.view.is_live() {
+            return;
+        }
+        let durable_to = run.durable_to();
+        if end < durable_to && !self.tally.is_damaged(durable_to - 1) {
+            let text = format!(
+                "the log ends at {end}, and was on the disk up to {durable_to}: what stood between \
+                 is lost"
+            );
+            let path = self.view.log_path(end);
+            match path.is_file() {
+                true => self.findings.at_file(&path, end, text),
+                false => self
+                    .findings
+                    .add(Finding::file(self.view.layout.commit_log(), text)),
+            }
+        }
+        // Apache's word: store times of what was on the disk.
+        let synced = run.checkpoint.log_timestamp;
+        let last = self.last_timestamp.unwrap_or(0);
+        if durable_to == 0 && last < synced && self.tally.damaged.is_empty() {
+            let text = format!(
+                "it says that messages stored up to {synced} are on the disk, and the last one in \
+                 the log was stored at {last}: the end of the log is lost, or this file is damaged"
+            );
+            self.findings
+                .add(Finding::file(&self.view.layout.checkpoint(), text));
         }
     }
 
@@ -291,9 +366,11 @@ impl Walk<'_> {
         record: &Record<'_>,
         problem: Option<RecordError>,
     ) -> Result<(), InspectError> {
-        self.zeros_end();
+        self.zeros_end(offset);
         self.records += 1;
+        self.in_flight.records += u64::from(!self.in_flight.places.is_empty());
         self.end = offset + u64::from(record.size());
+        self.last_timestamp = Some(record.store_timestamp());
         let problem = problem.or_else(|| record.check_text(offset).err());
         if let Some(problem) = &problem {
             // No crash moves a record.

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::{Finding, InspectError};
+use super::last_run::LastRun;
+use super::{Finding, InspectError, LogLook};
 use crate::format::index_entry::IndexShape;
 use crate::layout::{FixedFile, Layout, LayoutError, parse_file_name};
 use crate::{layout, lock};
@@ -55,6 +56,8 @@ pub struct StoreView {
     pub log_files: Vec<FixedFile>,
     /// Files that do not belong where they are.
     pub misfits: Vec<Finding>,
+    /// What the last run left said about them.
+    pub(crate) last_run: LastRun,
 }
 
 impl StoreView {
@@ -79,14 +82,15 @@ impl StoreView {
         };
         layout::list_queues(&layout.consume_queues())?;
         let held_by = lock::holder(layout.root()).map_err(unreadable(&layout.lock()))?;
-        let found = sizes(layout.commit_log()).map_err(unreadable(layout.commit_log()))?;
-        let log_file = log_file.or(most_frequent(&found)).unwrap_or(1 << 30);
+        let found = list(layout.commit_log()).map_err(unreadable(layout.commit_log()))?;
+        let log_file = log_file.or(most_frequent(&found.files)).unwrap_or(1 << 30);
         let queue_file = match queue_file {
             Some(size) => size,
             None => queue_file_size(&layout)?.unwrap_or(6_000_000),
         };
+        let (last_run, misfits) = LastRun::of(&layout);
         let mut view = StoreView {
-            clean: !layout.abort().exists(),
+            clean: last_run.former.is_closed(),
             shape: Shape {
                 log_file,
                 queue_file,
@@ -95,11 +99,32 @@ impl StoreView {
             layout,
             held_by,
             log_files: Vec::new(),
-            misfits: Vec::new(),
+            misfits,
+            last_run,
         };
         view.shape.index = index.or_else(|| view.default_index());
-        (view.log_files, view.misfits) = fitting(found, log_file);
+        let (files, misfits) = fitting(found, log_file);
+        view.log_files = files;
+        view.misfits.extend(misfits);
+        if view.confirms_resume_point() {
+            view.last_run.confirm();
+        }
         Ok(view)
+    }
+
+    /// Whether the log holds the record that the resume point names as its last.
+    fn confirms_resume_point(&self) -> bool {
+        let Some((end, start, timestamp)) = self.last_run.place() else {
+            return false;
+        };
+        if start == end {
+            return end == self.log_begin();
+        }
+        LogLook::new(self).record(start).is_ok_and(|record| {
+            record.is_some_and(|record| {
+                start + u64::from(record.size()) == end && record.store_timestamp() == timestamp
+            })
+        })
     }
 
     /// Whether a broker has it open.
@@ -107,9 +132,20 @@ impl StoreView {
         self.held_by.is_some()
     }
 
-    /// Whether entries may be missing that the next start, or the broker that runs, makes.
+    /// Whether everything in the log has its entries; otherwise some may be missing that the next
+    /// start, or the broker that runs, makes.
     pub fn is_settled(&self) -> bool {
-        self.clean && !self.is_live()
+        self.clean && !self.is_live() && !self.last_run.is_in_doubt()
+    }
+
+    /// Whether the record at a log offset must have its entries.
+    pub fn is_settled_at(&self, offset: u64) -> bool {
+        self.is_settled() || (!self.is_live() && self.last_run.vouches_for(offset))
+    }
+
+    /// Whether no crash can have torn what stands at a log offset.
+    pub(super) fn is_durable(&self, offset: u64) -> bool {
+        !self.is_live() && (self.clean || offset < self.last_run.durable_to())
     }
 
     /// Log offset of the first byte.
@@ -145,31 +181,61 @@ impl StoreView {
     /// Apache's default, if the files have its size or there are none.
     fn default_index(&self) -> Option<IndexShape> {
         let shape = IndexShape::APACHE_DEFAULT;
-        let found = sizes(&self.layout.index()).unwrap_or_default();
+        let found = list(&self.layout.index()).unwrap_or_default().files;
         let fits = |(_, size): &(PathBuf, u64)| *size == shape.file_size();
         found.iter().all(fits).then_some(shape)
     }
 }
 
-/// Files of a directory with their sizes; none where there is no directory.
-fn sizes(directory: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
-    let list = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+/// What a directory holds.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    /// Its files with their sizes, in the order of their names.
+    pub files: Vec<(PathBuf, u64)>,
+    /// What has the name of a file and is none.
+    pub misfits: Vec<Finding>,
+}
+
+/// Lists a directory; there is nothing where there is none. Directories whose names are no numbers
+/// are left alone.
+pub(super) fn list(directory: &Path) -> io::Result<Listing> {
+    let mut found = Listing::default();
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
         other => other?,
     };
-    let mut found = Vec::new();
-    for entry in list {
+    for entry in entries {
         let path = entry?.path();
-        match std::fs::metadata(&path) {
-            Ok(details) if details.is_dir() => {}
-            Ok(details) => found.push((path, details.len())),
-            // Retention took it meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        let problem = match std::fs::metadata(&path) {
+            Ok(details) if details.is_file() => {
+                found.files.push((path, details.len()));
+                continue;
+            }
+            Ok(details) if details.is_dir() && !is_number(&path) => continue,
+            Ok(details) if details.is_dir() => "it is a directory",
+            Ok(_) => "it is no file",
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // Retention took it meanwhile, unless its name is still there.
+                if path.symlink_metadata().is_err() {
+                    continue;
+                }
+                "it is a link that leads nowhere"
+            }
             Err(error) => return Err(error),
-        }
+        };
+        found.misfits.push(Finding::file(&path, problem.into()));
     }
-    found.sort();
+    found.files.sort();
+    found
+        .misfits
+        .sort_by(|one, other| one.file.cmp(&other.file));
     Ok(found)
+}
+
+/// Whether a name is a number.
+pub(super) fn is_number(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// The size that most files have; the larger of two.
@@ -190,9 +256,9 @@ fn queue_file_size(layout: &Layout) -> Result<Option<u64>, LayoutError> {
         else {
             continue;
         };
-        if let Some(size) = sizes(&directory)
+        if let Some(size) = list(&directory)
             .ok()
-            .and_then(|found| most_frequent(&found))
+            .and_then(|found| most_frequent(&found.files))
         {
             return Ok(Some(size));
         }
@@ -205,10 +271,10 @@ fn base_of(path: &Path) -> Option<u64> {
 }
 
 /// The files that can be part of a sequence, by base, and what is wrong with the others.
-pub(super) fn fitting(found: Vec<(PathBuf, u64)>, size: u64) -> (Vec<FixedFile>, Vec<Finding>) {
-    let (mut files, mut misfits) = (Vec::<FixedFile>::new(), Vec::new());
-    let last = found.len().saturating_sub(1);
-    for (index, (path, found)) in found.into_iter().enumerate() {
+fn fitting(found: Listing, size: u64) -> (Vec<FixedFile>, Vec<Finding>) {
+    let (mut files, mut misfits) = (Vec::<FixedFile>::new(), found.misfits);
+    let last = found.files.len().saturating_sub(1);
+    for (index, (path, found)) in found.files.into_iter().enumerate() {
         let misfit = match base_of(&path) {
             None => "its name is not 20 digits".into(),
             // What a crash between creating and sizing it leaves.
@@ -218,18 +284,35 @@ pub(super) fn fitting(found: Vec<(PathBuf, u64)>, size: u64) -> (Vec<FixedFile>,
                 format!("its name is no multiple of the file size, {size}")
             }
             Some(base) => {
-                let before = files.last().map(|file| file.base + size);
-                if before.is_some_and(|before| before != base) {
-                    let text = "the file before it is missing";
-                    misfits.push(Finding::file(&path, text.into()));
-                }
                 files.push(FixedFile { base, path });
                 continue;
             }
         };
         misfits.push(Finding::file(&path, misfit));
     }
+    let gaps = files
+        .windows(2)
+        .filter_map(|pair| gap(&pair[0], &pair[1], size));
+    // What stands there and is not used is named already.
+    let new = gaps.filter(|gap| misfits.iter().all(|misfit| misfit.file != gap.file));
+    let new: Vec<Finding> = new.collect();
+    misfits.extend(new);
     (files, misfits)
+}
+
+/// What is missing between two files.
+fn gap(before: &FixedFile, behind: &FixedFile, size: u64) -> Option<Finding> {
+    let base = before.base + size;
+    let more = behind.base.checked_sub(base)? / size;
+    let text = match more {
+        0 => return None,
+        1 => "it is missing".into(),
+        more => format!("it is missing, and {} files behind it", more - 1),
+    };
+    Some(Finding::file(
+        &before.path.with_file_name(layout::file_name(base)),
+        text,
+    ))
 }
 
 /// The same for a directory.
@@ -237,6 +320,6 @@ pub(super) fn list_fitting(
     directory: &Path,
     size: u64,
 ) -> Result<(Vec<FixedFile>, Vec<Finding>), InspectError> {
-    let found = sizes(directory).map_err(InspectError::at(directory))?;
+    let found = list(directory).map_err(InspectError::at(directory))?;
     Ok(fitting(found, size))
 }
