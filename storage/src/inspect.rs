@@ -27,6 +27,7 @@ mod verify;
 mod view;
 
 pub use index_files::{IndexFileView, IndexFiles};
+pub use queue_check::is_of;
 pub use queue_files::QueueFiles;
 pub use verify::{Finding, LogLook, Verified, verify};
 pub use view::{Shape, StoreView, ViewError};
@@ -195,7 +196,7 @@ impl FileWalk<'_> {
             let offset = base + at;
             if self.ends_here(at)? {
                 let (offset, len) = (base + at, self.size - at);
-                return Ok(show(Found::Unused { offset, len }));
+                return Ok(self.is_gone() || show(Found::Unused { offset, len }));
             }
             let error = match decode(self.record_bytes(at)?) {
                 Ok(Decoded::Record(record)) => {
@@ -227,6 +228,9 @@ impl FileWalk<'_> {
                 }
                 Err(error) => error,
             };
+            if self.is_gone() {
+                return Ok(true);
+            }
             *stopped = true;
             let len = self.size - at;
             if self.is_zero_from(at)? {
@@ -247,6 +251,11 @@ impl FileWalk<'_> {
             at += len;
         }
         Ok(true)
+    }
+
+    /// Whether retention of a running broker took the file.
+    fn is_gone(&self) -> bool {
+        self.limits.active_base == 0 && !self.file.path.exists()
     }
 
     /// Whether the log of a running broker ends at `at`, or before whatever it is just writing

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use saturnmq_storage::format::index_entry::IndexShape;
-use saturnmq_storage::inspect::{StoreView, Verified, verify};
-use saturnmq_storage::layout::Layout;
+use saturnmq_storage::inspect::{LogLook, QueueFiles, StoreView, Verified, is_of, verify};
+use saturnmq_storage::layout::{Layout, list_queues};
 use serde_json::Value;
 
 fn golden_directory() -> PathBuf {
@@ -155,4 +155,25 @@ fn no_changed_byte_of_the_log_stops_the_look_at_it() {
         flip(&log, at);
     }
     assert!(unseen < end / 7 * 6 / 10, "{unseen} of {end}");
+}
+
+#[test]
+fn every_entry_of_a_light_queue_leads_to_a_record_of_it() {
+    for name in ["lmq-clean-4.9.7", "lmq-clean-5.3.3"] {
+        let (_dir, view) = open(name);
+        let mut log = LogLook::new(&view);
+        let mut light = 0;
+        for (topic, queue_id) in list_queues(&view.layout.consume_queues()).expect("queues") {
+            let (mut files, _) = QueueFiles::open(&view, &topic, queue_id).expect("queue");
+            for at in 0..files.end().expect("end") {
+                let entry = files.entry(at).expect("read").expect("an entry");
+                let record = log.record(entry.physical_offset).expect("read");
+                let record = record.expect("a record");
+                assert!(is_of(&record, &topic, queue_id, at), "{name} {topic}@{at}");
+                assert!(!is_of(&record, &topic, queue_id, at + 1));
+                light += u32::from(topic.starts_with("%LMQ%"));
+            }
+        }
+        assert!(light > 0, "{name}");
+    }
 }

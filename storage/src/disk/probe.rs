@@ -5,7 +5,7 @@ use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
-use rustix::io::ReadWriteFlags;
+use rustix::io::{Errno, ReadWriteFlags};
 
 use super::aligned::{ALIGNMENT, AlignedMemory};
 use super::uring;
@@ -164,8 +164,13 @@ pub(crate) fn scratch_file(dir: &Path, direct: bool) -> io::Result<(File, Option
     };
     let flags = OFlags::WRONLY | direct | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(0o600);
-    if let Ok(file) = rustix::fs::open(dir, flags | OFlags::TMPFILE, mode) {
-        return Ok((File::from(file), None));
+    match rustix::fs::open(dir, flags | OFlags::TMPFILE, mode) {
+        Ok(file) => return Ok((File::from(file), None)),
+        // The directory beside may lie on another filesystem, which would be tried in its place.
+        Err(error @ (Errno::ROFS | Errno::ACCESS | Errno::PERM | Errno::IO)) => {
+            return Err(error.into());
+        }
+        Err(_) => {}
     }
     let path = crate::segments::sibling_dir(dir)?.join("probe");
     let file = rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::TRUNC, mode)?;

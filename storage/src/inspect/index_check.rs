@@ -142,7 +142,7 @@ impl<'v> IndexCheck<'v> {
     /// Items and keys that found no partner, and the chains of each file.
     pub fn finish(
         mut self,
-        log_end: u64,
+        log: (u64, u64),
         findings: &mut Findings,
         tally: &mut Tally,
     ) -> Result<(), InspectError> {
@@ -151,7 +151,7 @@ impl<'v> IndexCheck<'v> {
             tally.items += 1;
             self.stray(placed);
         }
-        self.look_up_strays(log_end, findings, tally)?;
+        self.look_up_strays(log, findings, tally)?;
         self.report_missing(findings, tally);
         for file in 0..self.files.files.len() {
             self.check_chains(file, findings)?;
@@ -167,7 +167,7 @@ impl<'v> IndexCheck<'v> {
 
     fn look_up_strays(
         &mut self,
-        log_end: u64,
+        (log_begin, log_end): (u64, u64),
         findings: &mut Findings,
         tally: &mut Tally,
     ) -> Result<(), InspectError> {
@@ -175,7 +175,8 @@ impl<'v> IndexCheck<'v> {
         let mut behind_log = 0_u64;
         for placed in std::mem::take(&mut self.strays) {
             let (offset, hash) = (placed.offset(), placed.item.hash);
-            if self.missing.remove(&(offset, hash)) || tally.is_damaged(offset) {
+            let known = self.missing.remove(&(offset, hash));
+            if known || tally.is_damaged(offset) || offset < log_begin {
                 continue;
             }
             if offset >= log_end && !self.view.is_settled() {

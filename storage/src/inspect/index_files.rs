@@ -78,7 +78,9 @@ impl IndexFiles {
                 continue;
             }
             let mut item = i32::from_be_bytes(word);
-            let mut limit = file.header.next_item;
+            // A damaged header leads to nothing behind the last item.
+            let items = i32::try_from(self.shape.items).unwrap_or(i32::MAX);
+            let mut limit = file.header.next_item.min(items);
             while item > 0 && item < limit && offsets.len() < max {
                 let found = self.item(file, item as u32)?;
                 if found.hash == hash

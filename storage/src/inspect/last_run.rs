@@ -56,7 +56,7 @@ impl LastRun {
         (run, misfits)
     }
 
-    /// The resume point: its log offset, and log offset and store time of the last record before it.
+    /// The resume point: its log offset, and log offset and store time of the last record before.
     pub fn place(&self) -> Option<(u64, u64, i64)> {
         let point = self.point.as_ref()?;
         Some((point.log_offset, point.last_record, point.last_timestamp))
@@ -72,9 +72,20 @@ impl LastRun {
         self.queues = Some(queues);
     }
 
+    /// Size of queue files, in bytes; `None` if it was not noted.
+    pub fn queue_file_size(&self) -> Option<u64> {
+        let size = self.point.as_ref().map(|point| point.queue_file_size);
+        size.filter(|size| *size > 0)
+    }
+
     /// Log offset up to which the log was on the disk; 0 if that is not known.
     pub fn durable_to(&self) -> u64 {
         self.point.as_ref().map_or(0, |point| point.log_offset)
+    }
+
+    /// Log offset of the first byte that was kept; `None` if that is not known.
+    pub fn log_min(&self) -> Option<u64> {
+        self.point.as_ref().and_then(|point| point.log_min)
     }
 
     /// Whether a start was interrupted that made queues and index again.

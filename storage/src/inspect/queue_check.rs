@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::verify::{Findings, Tally};
-use super::{Finding, InspectError, QueueFiles, StoreView};
+use super::{InspectError, QueueFiles, StoreView};
 use crate::format::consume_entry::ConsumeEntry;
 use crate::format::names::is_directory_name;
 use crate::format::properties::names;
@@ -70,9 +70,18 @@ struct Fileless {
 impl Checked {
     /// Queue offsets of a queue are given one after the other; those of damaged records are missing
     /// for a reason that is told already.
-    fn gap_before(&self, at: u64, offset: u64, tally: &Tally) -> Option<String> {
+    fn gap_before(
+        &self,
+        view: &StoreView,
+        (at, offset): (u64, u64),
+        tally: &Tally,
+    ) -> Option<String> {
         let (last, from) = self.last?;
-        if at <= last + 1 || tally.is_damaged_between(from, offset) {
+        // Or retention took the file with the record seen last, and those behind it, meanwhile.
+        if at <= last + 1
+            || tally.is_damaged_between(from, offset)
+            || (view.is_live() && from < view.log_begin_now())
+        {
             return None;
         }
         let missing = at - last - 1;
@@ -81,7 +90,23 @@ impl Checked {
         ))
     }
 
-    /// A record has no entry. Returns how many records before it belong to a queue that was deleted.
+    /// The entry that a record at a log offset should have.
+    fn entry(
+        &mut self,
+        at: u64,
+        offset: u64,
+        live: bool,
+    ) -> Result<Option<ConsumeEntry>, InspectError> {
+        let entry = self.files.entry(at)?;
+        // The broker may have added to the queue, or deleted the topic and made it again.
+        if live && entry.is_none_or(|entry| entry.physical_offset < offset) {
+            self.files.refresh()?;
+            return self.files.entry(at);
+        }
+        Ok(entry)
+    }
+
+    /// A record has no entry. Returns how many records before it belong to a deleted queue.
     fn without_entry(&mut self, at: u64, offset: u64) -> u64 {
         let superseded = self.begins_anew(at);
         let full = self.runs.len() == RUNS;
@@ -135,9 +160,6 @@ pub(super) struct QueueCheck<'v> {
     without_queue: BTreeMap<(String, i32), Fileless>,
     /// Topics with a record that has an entry.
     alive: HashSet<String>,
-    /// The first queue entry that the last run could read and whose record is not in the log: log
-    /// offset, and the entry's place in words.
-    front: Option<(u64, String)>,
     superseded: u64,
     has_extensions: bool,
 }
@@ -149,7 +171,6 @@ impl<'v> QueueCheck<'v> {
             queues: HashMap::new(),
             without_queue: BTreeMap::new(),
             alive: HashSet::new(),
-            front: None,
             superseded: 0,
             has_extensions: view.layout.root().join("consumequeue_ext").is_dir(),
         };
@@ -237,11 +258,7 @@ impl<'v> QueueCheck<'v> {
             self.add(topic, queue_id, findings)?;
             return Ok(());
         };
-        let mut entry = queue.files.entry(at)?;
-        if entry.is_none() && live {
-            queue.files.refresh()?;
-            entry = queue.files.entry(at)?;
-        }
+        let entry = queue.entry(at, offset, live)?;
         let name = || format!("{topic}/{queue_id}@{at}");
         match entry {
             Some(entry) if entry.is_pre_blank() => {
@@ -256,7 +273,7 @@ impl<'v> QueueCheck<'v> {
                     let (file, position) = queue.files.place(at);
                     findings.at_file(&file, position, format!("entry {} {wrong}", name()));
                 }
-                if let Some(gap) = queue.gap_before(at, offset, tally) {
+                if let Some(gap) = queue.gap_before(self.view, (at, offset), tally) {
                     findings.at_log(self.view, offset, format!("{} follows {gap}", name()));
                 }
                 if queue.matched == 0 {
@@ -274,14 +291,14 @@ impl<'v> QueueCheck<'v> {
                 );
                 findings.at_log(self.view, offset, text);
             }
-            None if self
-                .view
-                .last_run
-                .had_deleted((topic, queue_id, at), offset) =>
-            {
-                self.superseded += 1;
+            None => {
+                let place = (topic, queue_id, at);
+                let deleted = self.view.last_run.had_deleted(place, offset);
+                self.superseded += match deleted {
+                    true => 1,
+                    false => queue.without_entry(at, offset),
+                };
             }
-            None => self.superseded += queue.without_entry(at, offset),
         }
         Ok(())
     }
@@ -321,15 +338,9 @@ impl<'v> QueueCheck<'v> {
             for (queue_id, queue) in ids {
                 let place = (topic.as_str(), *queue_id);
                 finish_queue(view, place, queue, log, findings, tally)?;
-                if let Some(gone) = lost_front(view, place, queue)?
-                    && self.front.as_ref().is_none_or(|front| gone.0 < front.0)
-                {
-                    self.front = Some(gone);
-                }
             }
         }
         self.tell_missing_queues(findings, tally);
-        self.tell_lost_front(findings, tally);
         if tally.queues_behind > 0 {
             tally.notes.push(format!(
                 "{} queues have no entries yet for their newest records: {} makes them",
@@ -381,46 +392,6 @@ impl QueueCheck<'_> {
             tally.notes.push(format!("{text}: {note}"));
         }
     }
-
-    /// What the last run could read is not in the log: only retention takes the log's first files.
-    fn tell_lost_front(&mut self, findings: &mut Findings, tally: &mut Tally) {
-        let Some((offset, entry)) = self.front.take() else {
-            return;
-        };
-        let begin = self.view.log_begin();
-        if self.view.is_settled() {
-            let text = format!(
-                "it is missing: the log begins at {begin}, and when the last run ended entry \
-                 {entry} named the record at {offset}"
-            );
-            findings.add(Finding::file(&self.view.log_path(offset), text));
-        } else {
-            tally.notes.push(format!(
-                "the log begins at {begin}; the resume point knows of records from {offset} on: \
-                 retention took them since, or log files are missing"
-            ));
-        }
-    }
-}
-
-/// The first entry of a queue that the last run could read, if its record is not in the log any
-/// more: log offset, and the entry's place in words.
-fn lost_front(
-    view: &StoreView,
-    (topic, queue_id): (&str, i32),
-    queue: &mut Checked,
-) -> Result<Option<(u64, String)>, InspectError> {
-    let known = view.last_run.queue(topic, queue_id).filter(|known| {
-        !view.is_live() && known.min_offset.is_some_and(|min| min < known.max_offset)
-    });
-    let min = known.and_then(|known| u64::try_from(known.min_offset?).ok());
-    let Some(min) = min else {
-        return Ok(None);
-    };
-    let entry = queue.files.entry(min)?;
-    let gone =
-        entry.filter(|entry| !entry.is_pre_blank() && entry.physical_offset < view.log_begin());
-    Ok(gone.map(|entry| (entry.physical_offset, format!("{topic}/{queue_id}@{min}"))))
 }
 
 /// What of an entry is not its record's.
@@ -539,14 +510,17 @@ fn look_up(
     Ok(())
 }
 
-fn is_of(record: &Record<'_>, topic: &str, queue_id: i32, at: u64) -> bool {
+/// Whether a record is the one that stands at a queue offset, in its own queue or in a light one.
+pub fn is_of(record: &Record<'_>, topic: &str, queue_id: i32, at: u64) -> bool {
     let own = record.topic() == topic
         && record.queue_id() == queue_id
         && u64::try_from(record.queue_offset()) == Ok(at);
+    let properties = record.properties();
+    let lists = [names::INNER_MULTI_DISPATCH, names::INNER_MULTI_QUEUE_OFFSET]
+        .map(|name| properties.get_str(name).unwrap_or_default());
+    let mut places = lists[0].split(',').zip(lists[1].split(','));
     let light = topic.starts_with(LIGHT_QUEUE_PREFIX)
-        && record
-            .properties()
-            .get_str(names::INNER_MULTI_DISPATCH)
-            .is_some_and(|queues| queues.split(',').any(|queue| queue == topic));
+        && queue_id == 0
+        && places.any(|(queue, offset)| queue == topic && offset.parse() == Ok(at));
     own || light
 }

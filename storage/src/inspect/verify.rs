@@ -324,7 +324,32 @@ impl Walk<'_> {
                 ));
             }
         }
+        self.begins_late();
         self.shrunk();
+    }
+
+    /// Whether the log begins behind where it began: only retention takes its first files, and none
+    /// that the resume point does not lie behind.
+    fn begins_late(&mut self) {
+        let (view, run) = (self.view, &self.view.last_run);
+        let begin = view.log_begin();
+        let gone = run.log_min().filter(|min| *min < begin);
+        let Some(from) = gone.filter(|_| !view.is_live() && !view.log_files.is_empty()) else {
+            return;
+        };
+        let path = view.log_path(from);
+        if view.misfits.iter().any(|misfit| misfit.file == path) {
+            return;
+        }
+        if view.clean || begin > run.durable_to() {
+            let text = format!("it is missing: the log began at {from}, and begins at {begin} now");
+            self.findings.add(Finding::file(&path, text));
+        } else {
+            self.tally.notes.push(format!(
+                "the log began at {from}, and begins at {begin} now: retention took files since, \
+                 or they are missing"
+            ));
+        }
     }
 
     /// Whether the log ends before where it was on the disk: no crash explains that.
@@ -406,12 +431,13 @@ impl Walk<'_> {
                 format!("{count} records hold whole batches, which only BatchCQ queues name");
             self.tally.notes.push(text);
         }
-        let (begin, end) = (self.view.log_begin(), self.end);
+        let begin = self.view.log_begin_now();
+        let end = self.end.max(begin);
         let (findings, tally) = (&mut self.findings, &mut self.tally);
         self.queues.finish((begin, end), findings, tally)?;
         let items = match self.index {
             Some(index) => {
-                index.finish(end, findings, tally)?;
+                index.finish((begin, end), findings, tally)?;
                 Some(tally.items)
             }
             None => None,

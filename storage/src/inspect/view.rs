@@ -1,5 +1,6 @@
 //! A store's directory as it is looked at: its shape, its files, and who has it open.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -84,11 +85,11 @@ impl StoreView {
         let held_by = lock::holder(layout.root()).map_err(unreadable(&layout.lock()))?;
         let found = list(layout.commit_log()).map_err(unreadable(layout.commit_log()))?;
         let log_file = log_file.or(most_frequent(&found.files)).unwrap_or(1 << 30);
-        let queue_file = match queue_file {
+        let (last_run, misfits) = LastRun::of(&layout);
+        let queue_file = match queue_file.or(last_run.queue_file_size()) {
             Some(size) => size,
             None => queue_file_size(&layout)?.unwrap_or(6_000_000),
         };
-        let (last_run, misfits) = LastRun::of(&layout);
         let mut view = StoreView {
             clean: last_run.former.is_closed(),
             shape: Shape {
@@ -151,6 +152,13 @@ impl StoreView {
     /// Log offset of the first byte.
     pub fn log_begin(&self) -> u64 {
         self.log_files.first().map_or(0, |file| file.base)
+    }
+
+    /// The same once more: while a broker runs, retention may have taken files since.
+    pub(super) fn log_begin_now(&self) -> u64 {
+        let gone = |file: &&FixedFile| self.is_live() && !file.path.exists();
+        let there = self.log_files.iter().find(|file| !gone(file));
+        there.map_or(self.log_begin(), |file| file.base)
     }
 
     /// Shows everything in the log from offset `from` on, in order, until `show` says false.
@@ -239,31 +247,30 @@ pub(super) fn is_number(path: &Path) -> bool {
 }
 
 /// The size that most files have; the larger of two.
-fn most_frequent(found: &[(PathBuf, u64)]) -> Option<u64> {
-    let named = |(path, _): &&(PathBuf, u64)| base_of(path).is_some();
-    let sizes: Vec<u64> = found.iter().filter(named).map(|(_, size)| *size).collect();
-    let count = |size: u64| sizes.iter().filter(|other| **other == size).count();
-    sizes
-        .iter()
-        .copied()
-        .filter(|size| *size > 0)
-        .max_by_key(|size| (count(*size), *size))
-}
-
-fn queue_file_size(layout: &Layout) -> Result<Option<u64>, LayoutError> {
-    for (topic, queue_id) in layout::list_queues(&layout.consume_queues())? {
-        let Ok(directory) = layout::queue_directory(&layout.consume_queues(), &topic, queue_id)
-        else {
-            continue;
-        };
-        if let Some(size) = list(&directory)
-            .ok()
-            .and_then(|found| most_frequent(&found.files))
-        {
-            return Ok(Some(size));
+fn most_frequent<'a>(found: impl IntoIterator<Item = &'a (PathBuf, u64)>) -> Option<u64> {
+    let mut counts: HashMap<u64, usize> = HashMap::new();
+    for (path, size) in found {
+        if base_of(path).is_some() && *size > 0 {
+            *counts.entry(*size).or_default() += 1;
         }
     }
-    Ok(None)
+    let most = counts
+        .into_iter()
+        .max_by_key(|(size, count)| (*count, *size));
+    most.map(|(size, _)| size)
+}
+
+/// The size that most queue files have.
+fn queue_file_size(layout: &Layout) -> Result<Option<u64>, LayoutError> {
+    let mut found = Vec::new();
+    for (topic, queue_id) in layout::list_queues(&layout.consume_queues())? {
+        let directory = layout::queue_directory(&layout.consume_queues(), &topic, queue_id);
+        // One that cannot be read is told when it is looked at.
+        if let Some(listing) = directory.ok().and_then(|path| list(&path).ok()) {
+            found.extend(listing.files);
+        }
+    }
+    Ok(most_frequent(&found))
 }
 
 fn base_of(path: &Path) -> Option<u64> {

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 use saturnmq_storage::config::StoreConfig;
 use saturnmq_storage::format::index_entry::IndexShape;
@@ -11,7 +12,7 @@ use saturnmq_storage::inspect::{Found, StoreView, Verified, verify};
 use saturnmq_storage::layout::Layout;
 use saturnmq_storage::store::Store;
 
-use crate::support::{Sender, fill, open, small_config};
+use crate::support::{Sender, copy_store, fill, open, small_config};
 
 fn view(config: &StoreConfig) -> StoreView {
     let index = IndexShape {
@@ -206,14 +207,7 @@ fn a_log_that_ends_before_what_was_durable_is_told_whoever_cut_it() {
         let left = make();
         left.assert_sound("whole");
         let end = look(&left.config).log_end;
-        let mut records = Vec::new();
-        let walked = view(&left.config).walk(0, |found| {
-            if let Found::Record { offset, .. } = found {
-                records.push(offset);
-            }
-            true
-        });
-        walked.expect("walk");
+        let records = places(&left.config);
         let durable = format!("and was on the disk up to {end}");
         // The last record, the last file, all but the first file, the whole log.
         let cut = records[records.len() - 1];
@@ -265,4 +259,110 @@ fn a_log_file_that_is_missing_or_no_file_is_named() {
         let text = format!("{}: it is a link that leads nowhere", path.display());
         assert!(said.contains(&text), "{number}: {said:#?}");
     }
+}
+
+/// The log offset of every record.
+fn places(config: &StoreConfig) -> Vec<u64> {
+    let mut places = Vec::new();
+    let walked = view(config).walk(0, |found| {
+        if let Found::Record { offset, .. } = found {
+            places.push(offset);
+        }
+        true
+    });
+    walked.expect("walk");
+    places
+}
+
+#[test]
+fn what_a_power_cut_can_have_left_is_no_damage_and_what_it_cannot_have_left_is() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let mut config = small_config(&dir.path().join("store"));
+    config.resume_interval = Duration::from_secs(3600);
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    fill(&opened.store, &mut sender, "Orders", 0..6000);
+    let bound = fs::read_to_string(config.root.join("abort")).expect("abort");
+    let bound = bound
+        .split(' ')
+        .nth(3)
+        .and_then(|bytes| bytes.parse::<u64>().ok());
+    let bound = bound.expect("a bound");
+    let places = places(&config);
+    let end = places[places.len() - 1];
+    for near in [true, false] {
+        let mut killed = config.clone();
+        killed.root = dir.path().join(format!("killed-{near}"));
+        copy_store(&config.root, &killed.root);
+        // Copied as it was, so that no other broker seems to have taken it since.
+        let locked = fs::metadata(config.root.join("lock")).expect("lock");
+        let lock = fs::File::options()
+            .write(true)
+            .open(killed.root.join("lock"));
+        let time = locked.modified().expect("time");
+        lock.expect("open").set_modified(time).expect("time");
+        let found = places
+            .iter()
+            .find(|place| (end - **place < bound / 2) == near);
+        let hole = *found.expect("a record");
+        let base = hole - hole % killed.commit_log_file_size;
+        let file = killed.root.join(format!("commitlog/{base:020}"));
+        let file = fs::File::options().write(true).open(file).expect("open");
+        file.write_all_at(&[0; 8], hole - base).expect("write");
+        let found = look(&killed);
+        assert_eq!(found.damage, u64::from(!near), "{found:#?}");
+        let told = match near {
+            true => found
+                .notes
+                .iter()
+                .any(|note| note.contains("were in flight")),
+            false => found.findings[0].offset == Some(hole),
+        };
+        assert!(told, "{found:#?}");
+    }
+    opened.store.close().expect("close");
+}
+
+#[test]
+fn a_queue_file_cut_short_is_named_and_no_other() {
+    for resume in [true, false] {
+        let left = Left::by(false, |store, sender| {
+            fill(store, sender, "Orders", 0..1000)
+        });
+        if !resume {
+            fs::remove_file(left.path("saturnmq.resume")).expect("remove");
+        }
+        // The first one that is looked at.
+        let path = left.path("consumequeue/Orders/0/00000000000000002000");
+        let file = fs::File::options().write(true).open(&path).expect("open");
+        file.set_len(1000).expect("cut");
+        let cut: Vec<_> = left
+            .problems()
+            .into_iter()
+            .filter(|said| said.contains("instead of"))
+            .collect();
+        let text = format!("{}: it has 1000 bytes instead of 2000", path.display());
+        assert_eq!(cut, [text]);
+    }
+}
+
+#[test]
+fn a_look_while_retention_takes_files_finds_no_damage() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = small_config(dir.path());
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    fill(&opened.store, &mut sender, "Orders", 0..3000);
+    let begun = view(&config);
+    let later = SystemTime::now() + Duration::from_secs(73 * 3600);
+    let limit = Instant::now() + Duration::from_secs(30);
+    while opened.store.min_log_offset() == 0 {
+        opened.store.retention_round(later, true).expect("round");
+        assert!(Instant::now() < limit, "no file goes");
+    }
+    let found = verify(&begun, &mut |_| {}).expect("verify");
+    assert_eq!(found.damage, 0, "{found:#?}");
+    // Files may go while the look lasts.
+    let left = look(&config).records;
+    assert!(found.records >= left && left > 0, "{found:#?}");
 }
