@@ -1,6 +1,7 @@
 //! What `saturnmq inspect` shows of a store.
 
 mod shown;
+mod state;
 mod summary;
 
 use std::io::{IsTerminal, Write};
@@ -157,7 +158,9 @@ fn verify(view: &StoreView) -> Result<Verified, String> {
     }
     let found = inspect::verify(view, &mut |done| bar.set_position(done));
     bar.finish_and_clear();
-    found.map_err(|error| error.to_string())
+    let mut found = found.map_err(|error| error.to_string())?;
+    state::look(view.layout.root(), &mut found);
+    Ok(found)
 }
 
 fn verified_text(found: &Verified) -> String {
@@ -260,15 +263,14 @@ fn queue(
             Some(record) => shown::record(entry.physical_offset, record),
             None => json!({ "offset": entry.physical_offset, "size": entry.size }),
         };
-        let own = |record: &saturnmq_storage::format::record::Record<'_>| {
-            record.topic() == topic && u64::try_from(record.queue_offset()) == Ok(at)
-        };
         let problem = match &record {
             _ if entry.is_pre_blank() => Some("blank"),
             _ if entry.physical_offset < view.log_begin() => Some("expired"),
             None => Some("no record there"),
             Some(record) if record.check_body().is_err() => Some("its body is damaged"),
-            Some(record) if !own(record) => Some("a record of another place"),
+            Some(record) if !inspect::is_of(record, topic, queue_id, at) => {
+                Some("a record of another place")
+            }
             Some(_) => None,
         };
         sound &= matches!(problem, None | Some("blank" | "expired"));
