@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -16,6 +17,7 @@ use saturnmq_net::frame::Frame;
 use saturnmq_net::header::fields::FieldError;
 
 use crate::handler::consumer_status::Part;
+use crate::handler::pull::{Pull, Size};
 use crate::persist::Ticket;
 use crate::services::{Bell, ServiceContext};
 
@@ -210,7 +212,7 @@ pub struct ReplySlot {
 
 /// What other threads may ask a network core to do.
 ///
-/// `Reply`, `Rerun` and `Bytes` each settle one request that the core counts as in flight: exactly
+/// `Reply`, `Rerun` and `Pulled` each settle one request that the core counts as in flight: exactly
 /// one of them is posted for each `After`, `Rerun`, `Later`, `Work` or `Ask` answer.
 #[derive(Debug)]
 pub enum CoreMessage {
@@ -237,12 +239,17 @@ pub enum CoreMessage {
         /// The frame.
         frame: Box<[u8]>,
     },
-    /// Send a finished response to a request of this connection, already encoded.
-    Bytes {
+    /// Send the finished response to a pull of old messages; if there is no room for it by now
+    /// the client is to ask again.
+    Pulled {
         /// The connection.
         conn: ConnectionId,
         /// The frame.
         frame: Vec<u8>,
+        /// The messages in it.
+        found: Size,
+        /// The pull.
+        pull: Box<Pull>,
     },
     /// Ask a client of this core something, and send what it says to `slot`.
     Ask {
@@ -281,9 +288,16 @@ pub enum CoreMessage {
     },
 }
 
+/// Bytes of answers and questions in one core's inbox above which nothing large is read for it.
+const MOST_ON_THE_WAY: usize = 64 << 20;
+
 struct CoreSlot {
     inbox: Sender<CoreMessage>,
     handle: OnceLock<CoreHandle>,
+    /// Bytes of the answers and questions in the inbox.
+    on_the_way: AtomicUsize,
+    /// Its connections have so much unsent that nothing large is taken for any of them.
+    full: AtomicBool,
 }
 
 /// The network cores and the services thread of this process, reachable from every thread.
@@ -306,6 +320,8 @@ impl CoreDirectory {
             slots.push(CoreSlot {
                 inbox,
                 handle: OnceLock::new(),
+                on_the_way: AtomicUsize::new(0),
+                full: AtomicBool::new(false),
             });
             inboxes.push(receiver);
         }
@@ -358,9 +374,37 @@ impl CoreDirectory {
         if message.is_notification() && slot.inbox.len() >= self.capacity {
             return Err(message);
         }
-        slot.inbox.send(message).map_err(|refused| refused.0)?;
+        let bytes = message.bytes();
+        slot.on_the_way.fetch_add(bytes, Ordering::Relaxed);
+        slot.inbox.send(message).map_err(|refused| {
+            slot.on_the_way.fetch_sub(bytes, Ordering::Relaxed);
+            refused.0
+        })?;
         self.wake(core);
         Ok(())
+    }
+
+    /// Tells that core `index` took a message of so many bytes out of its inbox.
+    pub fn took(&self, index: usize, bytes: usize) {
+        if let Some(slot) = self.slots.get(index) {
+            slot.on_the_way.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells whether the connections of core `index` have too much unsent.
+    pub fn set_full(&self, index: usize, full: bool) {
+        if let Some(slot) = self.slots.get(index) {
+            slot.full.store(full, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether core `index` can take something large now: asked before it is read from the log, so
+    /// that what a core has not sent yet is bounded (docs/design.md, Network cores).
+    pub fn has_room(&self, index: usize) -> bool {
+        self.slots.get(index).is_none_or(|slot| {
+            !slot.full.load(Ordering::Relaxed)
+                && slot.on_the_way.load(Ordering::Relaxed) <= MOST_ON_THE_WAY
+        })
     }
 
     /// Wakes a core, or the services thread behind the last one, if it sleeps.
@@ -376,6 +420,19 @@ impl CoreDirectory {
 }
 
 impl CoreMessage {
+    /// Bytes of what is to be sent.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Reply { reply, .. } => reply.body.len(),
+            Self::Pulled { frame, .. } => frame.len(),
+            Self::Push { frame, .. } => frame.len(),
+            Self::Ask { ask, .. } | Self::Confirm { ask, .. } | Self::Gather { ask, .. } => {
+                ask.body.len()
+            }
+            Self::Rerun { .. } | Self::Moved { .. } | Self::Close { .. } => 0,
+        }
+    }
+
     fn is_notification(&self) -> bool {
         matches!(
             self,

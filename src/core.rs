@@ -25,6 +25,7 @@ use crate::handler::send::Sends;
 use crate::handler::transaction::Ends;
 use crate::persist::Ticket;
 use crate::questions::{Questions, Then};
+use crate::room;
 use crate::services::{Job, Work};
 
 /// Most requests of one core that are answered by another thread at a time.
@@ -273,21 +274,31 @@ impl Core {
     }
 
     fn message(&mut self, message: CoreMessage, io: &mut Outbox) {
+        self.broker.cores.took(self.index, message.bytes());
         match message {
             CoreMessage::Reply { conn, to, reply } => {
                 self.settled(conn, io);
-                write_reply(io, conn, to, &reply);
+                room::write_late(io, conn, to, &reply);
             }
             CoreMessage::Rerun { conn, frame } => {
                 self.settled(conn, io);
                 self.rerun(conn, frame, io);
             }
-            CoreMessage::Bytes { conn, frame } => {
+            CoreMessage::Pulled {
+                conn,
+                frame,
+                found,
+                pull,
+            } => {
                 self.settled(conn, io);
-                append(io, conn, &frame);
+                handler::pull::answer_cold(self, conn, &pull, found, &frame, io);
                 self.cold_finished(conn, io);
             }
-            CoreMessage::Push { conn, frame } => append(io, conn, &frame),
+            CoreMessage::Push { conn, frame } => {
+                if !room::push(io, conn, &frame) {
+                    tracing::debug!(?conn, "not told of something: the client does not read");
+                }
+            }
             CoreMessage::Ask { ask, slot } => {
                 self.asked
                     .put(&self.broker.cores, *ask, slot, Then::Relay, io);
@@ -379,6 +390,7 @@ impl Protocol for Core {
         }
         handler::pull::wake(self, now, io);
         self.asked.expire(&self.broker.cores, now);
+        self.broker.cores.set_full(self.index, io.is_full());
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -433,6 +445,7 @@ pub(crate) fn write_reply(io: &mut Outbox, conn: ConnectionId, to: ReplyTo, repl
     }
     if let Some(out) = io.buffer(conn) {
         encode_reply(out, to, reply);
+        io.wrote(reply.body.len());
     }
 }
 
@@ -443,13 +456,6 @@ pub(crate) fn encode_reply(out: &mut Vec<u8>, to: ReplyTo, reply: &Reply) {
         encoder.field_str(name, value);
     }
     encoder.body(&reply.body);
-}
-
-fn append(io: &mut Outbox, conn: ConnectionId, frame: &[u8]) {
-    if let Some(out) = io.buffer(conn) {
-        out.extend_from_slice(frame);
-        io.wrote(frame.len());
-    }
 }
 
 /// The frame as it was received, length word included.

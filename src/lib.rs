@@ -31,6 +31,7 @@ pub mod offsets;
 pub mod parked;
 pub mod persist;
 pub mod questions;
+pub mod room;
 pub mod services;
 pub mod state_json;
 pub mod state_members;

@@ -12,6 +12,7 @@ use saturnmq_net::frame::Codec;
 use crate::answer::{Ask, CoreDirectory, CoreMessage, Reply, ReplySlot, SUCCESS};
 use crate::handler::client::next_opaque;
 use crate::handler::consumer_status::Part;
+use crate::room;
 
 /// Most questions open on one core; each belongs to a request that some core admitted.
 const MAX_OPEN: usize = 4096;
@@ -73,8 +74,9 @@ impl Questions {
             deadline: Instant::now() + ask.timeout,
             late: ask.late,
         };
-        let room = self.open.len() < MAX_OPEN;
-        let Some(out) = io.buffer(ask.channel.conn).filter(|_| room) else {
+        let conn = ask.channel.conn;
+        let room = self.open.len() < MAX_OPEN && room::is_for(io, conn, ask.body.len());
+        let Some(out) = io.buffer(conn).filter(|_| room) else {
             return open.settle(cores, None);
         };
         let opaque = next_opaque();
@@ -83,7 +85,8 @@ impl Questions {
             encoder.field_str(name, value);
         }
         encoder.body(&ask.body);
-        self.keep((ask.channel.conn, opaque), open);
+        io.wrote(ask.body.len());
+        self.keep((conn, opaque), open);
     }
 
     fn keep(&mut self, key: (ConnectionId, i32), open: Open) {

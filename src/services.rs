@@ -23,7 +23,7 @@ use crate::answer::{CoreMessage, LaterJob, Reply, ReplySlot, SYSTEM_ERROR, WorkJ
 use crate::broker::Broker;
 use crate::core::{encode_reply, steady_ms};
 use crate::delay::Delivery;
-use crate::handler::pull::{self, Pull};
+use crate::handler::pull::{self, Pull, Size};
 use crate::timer::question::Question;
 use crate::timer::service::{TimerService, TimerStep};
 use crate::transaction::Close;
@@ -301,39 +301,48 @@ impl ServiceContext {
         let _ = self.broker.cores.post(slot.channel.core, message);
     }
 
-    fn pull(&mut self, slot: ReplySlot, pull: &Pull) {
+    fn pull(&mut self, slot: ReplySlot, pull: Box<Pull>) {
         let mut frame = Vec::new();
+        let mut found = Size::default();
+        if self.broker.cores.has_room(slot.channel.core) {
+            found = self.read_cold(slot, &pull, &mut frame);
+        } else {
+            pull::encode_again(&mut frame, &pull);
+        }
+        self.post(
+            slot,
+            CoreMessage::Pulled {
+                conn: slot.channel.conn,
+                frame,
+                found,
+                pull,
+            },
+        );
+    }
+
+    fn read_cold(&mut self, slot: ReplySlot, pull: &Pull, frame: &mut Vec<u8>) -> Size {
         let limits = pull::pull_limits(&self.broker.live.load());
         let began = Instant::now();
-        match pull::found_cold(&mut frame, pull, &mut self.reader, &limits) {
+        match pull::found_cold(frame, pull, &mut self.reader, &limits) {
             Ok(PullOutcome::Ready(pulled)) if pulled.status == PullStatus::Found => {
-                let (messages, bytes) = (u64::from(pulled.count), pulled.bytes as u64);
-                pull.topic.traffic.get(&pull.counted, messages, bytes);
                 let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
                 pull.counted.read_slowly(pull.queue.queue_id, ms);
-                let cores = self.broker.config.cores;
-                self.broker.stats.thread(cores).found(messages, bytes);
+                return Size::of(&pulled);
             }
             Ok(PullOutcome::Ready(pulled)) => {
-                pull::encode_nothing(&mut frame, pull, &pulled);
+                pull::encode_nothing(frame, pull, &pulled);
                 pull::tell_of_move(self, pull, &pulled);
             }
             Ok(PullOutcome::Cold) => {
                 let reply = Reply::error(SYSTEM_ERROR, "the log cannot be read right now");
-                encode_reply(&mut frame, slot.to, &reply);
+                encode_reply(frame, slot.to, &reply);
             }
             Err(error) => {
                 let reply = Reply::error(SYSTEM_ERROR, error.to_string());
-                encode_reply(&mut frame, slot.to, &reply);
+                encode_reply(frame, slot.to, &reply);
             }
         }
-        self.post(
-            slot,
-            CoreMessage::Bytes {
-                conn: slot.channel.conn,
-                frame,
-            },
-        );
+        Size::default()
     }
 }
 
@@ -487,7 +496,7 @@ impl Services {
                 self.context.reply(slot, reply);
             }
             Work::Open(work) => work(&mut self.context, slot),
-            Work::Pull(pull) => self.context.pull(slot, &pull),
+            Work::Pull(pull) => self.context.pull(slot, pull),
         }
     }
 

@@ -3,6 +3,7 @@
 mod apache_stores;
 mod clients;
 mod delivery;
+mod memory;
 mod moving;
 mod name_server;
 mod name_server_replay;

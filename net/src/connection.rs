@@ -380,16 +380,22 @@ impl Outbox {
     /// Whether an answer may be written that may be large. A connection may have `most` bytes
     /// unsent, or none when all connections together have too much.
     pub fn room(&self, conn: ConnectionId, most: usize) -> Room {
-        let total = self.unsent_total + self.written;
-        if total / 2 > self.unsent_limit {
+        if self.is_full() {
             return Room::None;
         }
+        let total = self.unsent_total + self.written;
         let most = if total > self.unsent_limit { 0 } else { most };
         if self.unsent(conn) > most {
             Room::Crowded
         } else {
             Room::Enough
         }
+    }
+
+    /// Whether all connections together have so much unsent that nobody has room, as
+    /// [`Room::None`] says.
+    pub fn is_full(&self) -> bool {
+        (self.unsent_total + self.written) / 2 > self.unsent_limit
     }
 
     /// Says why the frame at hand gets [`Verdict::Close`](crate::driver::Verdict::Close), for the

@@ -27,6 +27,7 @@ use crate::handler::SUBSCRIPTION_PARSE_FAILED;
 use crate::handler::pull_checks::unsupported;
 use crate::names;
 use crate::persist::Ticket;
+use crate::room;
 use crate::subscription::{is_tag, own_filter, subscriptions};
 use crate::topics::{PERM_READ, PERM_WRITE, TopicConfig, UNIT_SUBSCRIPTION};
 
@@ -249,7 +250,9 @@ pub fn notify(broker: &Broker, group: &str, mut here: Option<(usize, &mut Outbox
         if let Some((own, io)) = &mut here
             && *own == core
         {
-            if let Some(out) = io.buffer(conn) {
+            if room::is_for(io, conn, 0)
+                && let Some(out) = io.buffer(conn)
+            {
                 encode_notification(out, group);
             }
             continue;

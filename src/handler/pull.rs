@@ -26,6 +26,7 @@ use crate::handler::{
     PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SERVICE_NOT_AVAILABLE, TOPIC_NOT_EXIST,
 };
 use crate::parked::{Parked, ParkedLimits};
+use crate::room::CROWDED;
 use crate::subscription::{Subscription, Wanted};
 use crate::topics::Topic;
 use crate::traffic::GroupTraffic;
@@ -47,8 +48,6 @@ const DISPATCH_WAIT: Duration = Duration::from_secs(1);
 const LOOKS_PER_PASS: usize = 8192;
 /// How long a pass looks at them; the rest follow in the next one.
 const LOOKS_TIME: Duration = Duration::from_millis(2);
-/// Bytes not sent to a client above which its waiting pulls get no messages, but are to ask again.
-const CROWDED: usize = 4 << 20;
 /// Which messages a pull wants.
 #[derive(Clone)]
 pub enum Filter {
@@ -113,6 +112,35 @@ enum Waiting {
     /// time.
     Dispatch(Pull, Option<Instant>),
     /// A question for the end of a queue, for the dispatcher to reach a log offset.
+impl std::fmt::Debug for Pull {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Pull")
+            .field("topic", &self.topic.config.name)
+            .field("offset", &self.offset)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How much a pull found.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct Size {
+    /// Number of messages.
+    pub messages: u64,
+    /// Bytes of their records.
+    pub bytes: u64,
+}
+
+impl Size {
+    /// What the store found.
+    pub fn of(pulled: &Pulled) -> Self {
+        Self {
+            messages: u64::from(pulled.count),
+            bytes: pulled.bytes as u64,
+        }
+    }
+}
+
     QueueEnd(ReplyTo, Arc<Queue>),
 }
 
@@ -300,10 +328,8 @@ fn read(core: &mut Core, conn: ConnectionId, pull: &mut Pull, io: &mut Outbox) -
     };
     match found(out, pull, &mut core.pulls.reader, &limits) {
         Ok(PullOutcome::Ready(pulled)) if pulled.status == PullStatus::Found => {
-            let (messages, bytes) = (u64::from(pulled.count), pulled.bytes as u64);
             io.wrote(pulled.bytes);
-            pull.topic.traffic.get(&pull.counted, messages, bytes);
-            core.broker.stats.thread(core.index).found(messages, bytes);
+            count_found(core, pull, Size::of(&pulled));
             Read::Answered
         }
         Ok(PullOutcome::Ready(pulled)) => {
@@ -492,7 +518,35 @@ pub(crate) fn is_refused(pull: &Pull, conn: ConnectionId, io: &mut Outbox) -> bo
 /// Has the client ask again from where the pull has come to.
 fn again(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {
     let none = pulled_none(pull, PullStatus::NoMatchedMessage, pull.scanned);
-    nothing(pull, &none, conn, io);
+    encode_nothing(out, pull, &none);
+}
+
+/// Answers a pull of old messages, which may have found `found` in `frame`.
+pub fn answer_cold(
+    core: &Core,
+    conn: ConnectionId,
+    pull: &Pull,
+    found: Size,
+    frame: &[u8],
+    io: &mut Outbox,
+) {
+    // Others may have taken the room while it was read.
+    if found.messages > 0 && is_refused(pull, conn, io) {
+        return;
+    }
+    if let Some(out) = io.buffer(conn) {
+        out.extend_from_slice(frame);
+        io.wrote(frame.len());
+        if found.messages > 0 {
+            count_found(core, pull, found);
+        }
+    }
+}
+
+fn count_found(core: &Core, pull: &Pull, found: Size) {
+    let Size { messages, bytes } = found;
+    pull.topic.traffic.get(&pull.counted, messages, bytes);
+    core.broker.stats.thread(core.index).found(messages, bytes);
 }
 
 /// Answers what waited for the dispatcher.
@@ -510,6 +564,13 @@ fn caught_up(core: &mut Core, io: &mut Outbox) {
         }
         core.pulls.behind.pop_front();
         if waits {
+    if let Some(out) = io.buffer(conn) {
+        encode_again(out, pull);
+    }
+}
+
+/// The answer that has the client ask again from where the pull has come to.
+pub fn encode_again(out: &mut Vec<u8>, pull: &Pull) {
             resume(core, index, io);
         }
     }

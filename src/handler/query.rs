@@ -35,9 +35,13 @@ pub fn by_key(broker: &Broker, request: &Request<'_>) -> Answer {
     let wanted = usize::try_from(wanted.min(live.max_query_messages)).unwrap_or(0);
     let (topic, key) = (asked.topic.to_owned(), asked.key.to_owned());
     let (begin, end) = (asked.begin_timestamp, asked.end_timestamp);
+    let core = request.core;
     Answer::Later(Box::new(move |services| {
         if wanted == 0 || begin > end {
             return not_found();
+        }
+        if !services.broker.cores.has_room(core) {
+            return Reply::overload();
         }
         let found = services
             .reader
@@ -92,8 +96,11 @@ pub fn by_id(_broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(asked) => asked,
         Err(error) => return error.into(),
     };
-    let offset = asked.offset;
+    let (offset, core) = (asked.offset, request.core);
     Answer::Later(Box::new(move |services| {
+        if !services.broker.cores.has_room(core) {
+            return Reply::overload();
+        }
         let mut body = Vec::new();
         let found = match u64::try_from(offset) {
             Ok(offset) => services.reader.record(offset, &mut body),

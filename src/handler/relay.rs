@@ -124,6 +124,9 @@ fn any_member(broker: &Broker, group: &str) -> Result<Arc<Member>, Reply> {
 }
 
 fn ask_with_record(services: &mut ServiceContext, slot: ReplySlot, mut ask: Ask, offset: u64) {
+    if !services.broker.cores.has_room(ask.channel.core) {
+        return services.reply(slot, Reply::overload());
+    }
     match services.reader.record(offset, &mut ask.body) {
         Ok(true) => {
             let core = ask.channel.core;

@@ -48,6 +48,9 @@ pub fn ask(services: &mut ServiceContext, stored: &Appended) -> bool {
         let Some(member) = producers.next() else {
             return false;
         };
+        if !services.broker.cores.has_room(member.channel.core) {
+            continue;
+        }
         let message = CoreMessage::Push {
             conn: member.channel.conn,
             frame: question(&services.broker, &half, &member, &body),
