@@ -23,6 +23,10 @@ pub struct ParkedLimits {
     pub total: usize,
     /// Of one connection.
     pub per_connection: usize,
+    /// Bytes that those of one core keep besides.
+    pub bytes: usize,
+    /// Bytes that those of one connection keep besides.
+    pub bytes_per_connection: usize,
 }
 
 impl Default for ParkedLimits {
@@ -30,6 +34,8 @@ impl Default for ParkedLimits {
         Self {
             total: 262_144,
             per_connection: 16_384,
+            bytes: 256 << 20,
+            bytes_per_connection: 64 << 20,
         }
     }
 }
@@ -38,9 +44,17 @@ struct Entry<C, T> {
     value: Option<T>,
     connection: C,
     slot: u32,
+    bytes: usize,
     deadline: u64,
     previous: u32,
     next: u32,
+}
+
+/// The waiting requests of one connection.
+#[derive(Default)]
+struct Own {
+    waiting: Vec<u32>,
+    bytes: usize,
 }
 
 /// The waiting requests of one core; `C` names connections, `T` is what waits.
@@ -48,7 +62,8 @@ pub struct Parked<C, T> {
     entries: Vec<Entry<C, T>>,
     free: Vec<u32>,
     by_slot: Vec<Vec<u32>>,
-    by_connection: HashMap<C, Vec<u32>>,
+    by_connection: HashMap<C, Own>,
+    bytes: usize,
     buckets: Box<[u32]>,
     occupied: Box<[u64]>,
     start: Instant,
@@ -64,6 +79,7 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
             free: Vec::new(),
             by_slot: Vec::new(),
             by_connection: HashMap::new(),
+            bytes: 0,
             buckets: vec![NONE; BUCKETS].into_boxed_slice(),
             occupied: vec![0; BUCKETS / 64].into_boxed_slice(),
             start: now,
@@ -82,17 +98,24 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
         self.len() == 0
     }
 
-    /// Lets `value` wait for queue `slot` until `deadline`. Gives it back when a limit is reached.
+    /// Lets `value`, which keeps `bytes` besides, wait for queue `slot` until `deadline`. Gives it
+    /// back when a limit is reached.
     pub fn park(
         &mut self,
         connection: C,
         slot: u32,
         deadline: Instant,
+        bytes: usize,
         value: T,
     ) -> Result<u32, T> {
-        let own = self.by_connection.entry(connection).or_default();
         let taken = self.entries.len() - self.free.len();
-        if taken >= self.limits.total || own.len() >= self.limits.per_connection {
+        let own = self.by_connection.entry(connection).or_default();
+        let limits = &self.limits;
+        if taken >= limits.total
+            || own.waiting.len() >= limits.per_connection
+            || self.bytes + bytes > limits.bytes
+            || own.bytes + bytes > limits.bytes_per_connection
+        {
             return Err(value);
         }
         // A deadline that is over is noticed at the next sweep, never in a bucket just swept.
@@ -101,6 +124,7 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
             value: Some(value),
             connection,
             slot,
+            bytes,
             deadline: tick,
             previous: NONE,
             next: NONE,
@@ -115,10 +139,10 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
                 (self.entries.len() - 1) as u32
             }
         };
-        self.by_connection
-            .entry(connection)
-            .or_default()
-            .push(index);
+        let own = self.by_connection.entry(connection).or_default();
+        own.waiting.push(index);
+        own.bytes += bytes;
+        self.bytes += bytes;
         let slot = slot as usize;
         if self.by_slot.len() <= slot {
             self.by_slot.resize_with(slot + 1, Vec::new);
@@ -133,9 +157,12 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
         let entry = self.entries.get_mut(index as usize)?;
         let value = entry.value.take()?;
         let (connection, slot) = (entry.connection, entry.slot as usize);
+        let bytes = entry.bytes;
         self.unlink(index);
+        self.bytes -= bytes;
         if let Some(own) = self.by_connection.get_mut(&connection) {
-            remove(own, index);
+            remove(&mut own.waiting, index);
+            own.bytes -= bytes;
         }
         if let Some(waiting) = self.by_slot.get_mut(slot) {
             remove(waiting, index);
@@ -227,7 +254,7 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
         let Some(own) = self.by_connection.remove(&connection) else {
             return;
         };
-        for index in own {
+        for index in own.waiting {
             self.take(index);
         }
     }
@@ -290,6 +317,8 @@ mod tests {
                 ParkedLimits {
                     total: 4,
                     per_connection: 3,
+                    bytes: 100,
+                    bytes_per_connection: 60,
                 },
                 now,
             ),
@@ -312,7 +341,7 @@ mod tests {
     #[test]
     fn a_deadline_is_noticed_within_a_tick_and_never_early() {
         let (mut parked, start) = parked();
-        parked.park(1, 0, start + ms(1000), "a").unwrap();
+        parked.park(1, 0, start + ms(1000), 0, "a").unwrap();
         let wake = parked.next_deadline().unwrap();
         assert!(wake >= start + ms(1000) && wake <= start + ms(1000) + TICK);
         assert!(due(&mut parked, start + ms(999)).is_empty());
@@ -324,7 +353,7 @@ mod tests {
     fn a_deadline_farther_than_a_turn_of_the_wheel_waits_for_its_turn() {
         let (mut parked, start) = parked();
         let far = start + TICK * (BUCKETS as u32 + 5);
-        parked.park(1, 0, far, "far").unwrap();
+        parked.park(1, 0, far, 0, "far").unwrap();
         assert!(due(&mut parked, start + TICK * 6).is_empty());
         assert!(due(&mut parked, far - TICK).is_empty());
         assert_eq!(due(&mut parked, far + TICK), ["far"]);
@@ -334,7 +363,7 @@ mod tests {
     fn a_deadline_in_the_past_is_due_at_the_next_look() {
         let (mut parked, start) = parked();
         due(&mut parked, start + ms(500));
-        parked.park(1, 0, start, "late").unwrap();
+        parked.park(1, 0, start, 0, "late").unwrap();
         let wake = parked.next_deadline().unwrap();
         assert_eq!(due(&mut parked, wake), ["late"]);
     }
@@ -342,9 +371,9 @@ mod tests {
     #[test]
     fn what_waits_for_a_queue_is_found_by_its_slot() {
         let (mut parked, start) = parked();
-        parked.park(1, 7, start + ms(10), "a").unwrap();
-        parked.park(2, 3, start + ms(10), "b").unwrap();
-        parked.park(2, 7, start + ms(10), "c").unwrap();
+        parked.park(1, 7, start + ms(10), 0, "a").unwrap();
+        parked.park(2, 3, start + ms(10), 0, "b").unwrap();
+        parked.park(2, 7, start + ms(10), 0, "c").unwrap();
         let mut found = Vec::new();
         parked.waiting_for(7, &mut found);
         let values: Vec<_> = found
@@ -358,9 +387,9 @@ mod tests {
     #[test]
     fn a_closed_connection_takes_its_requests_along() {
         let (mut parked, start) = parked();
-        parked.park(1, 0, start + ms(10), "a").unwrap();
-        parked.park(2, 0, start + ms(10), "b").unwrap();
-        parked.park(1, 1, start + ms(20), "c").unwrap();
+        parked.park(1, 0, start + ms(10), 0, "a").unwrap();
+        parked.park(2, 0, start + ms(10), 0, "b").unwrap();
+        parked.park(1, 1, start + ms(20), 0, "c").unwrap();
         parked.closed(1);
         assert_eq!(parked.len(), 1);
         assert_eq!(due(&mut parked, start + ms(100)), ["b"]);
@@ -370,10 +399,25 @@ mod tests {
     fn limits_hold_per_connection_and_in_all() {
         let (mut parked, start) = parked();
         for value in ["a", "b", "c"] {
-            parked.park(1, 0, start, value).unwrap();
+            parked.park(1, 0, start, 0, value).unwrap();
         }
-        assert_eq!(parked.park(1, 0, start, "d"), Err("d"));
-        parked.park(2, 0, start, "d").unwrap();
-        assert_eq!(parked.park(3, 0, start, "e"), Err("e"));
+        assert_eq!(parked.park(1, 0, start, 0, "d"), Err("d"));
+        parked.park(2, 0, start, 0, "d").unwrap();
+        assert_eq!(parked.park(3, 0, start, 0, "e"), Err("e"));
+    }
+
+    #[test]
+    fn bytes_kept_are_limited_per_connection_and_in_all() {
+        let (mut parked, start) = parked();
+        let first = parked.park(1, 0, start, 60, "a").unwrap();
+        assert_eq!(parked.park(1, 0, start, 1, "b"), Err("b"));
+        parked.park(2, 0, start, 40, "b").unwrap();
+        assert_eq!(parked.park(3, 0, start, 1, "c"), Err("c"));
+        parked.park(3, 0, start, 0, "c").unwrap();
+        assert_eq!(parked.take(first), Some("a"));
+        parked.park(1, 0, start, 60, "a").unwrap();
+        parked.closed(1);
+        parked.closed(2);
+        parked.park(4, 0, start, 60, "d").unwrap();
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use saturnmq_net::messages::heartbeat::SubscriptionData;
-use saturnmq_storage::filter::{TagExpressionError, TagFilter, tags};
+use saturnmq_storage::filter::{MAX_EXPRESSION, TagExpressionError, TagFilter, tags};
 use saturnmq_storage::format::hash::java_hash;
 use saturnmq_storage::format::properties::names as properties;
 use saturnmq_storage::format::record::Record;
@@ -35,6 +35,16 @@ pub enum Wanted {
 impl Wanted {
     /// Every message.
     pub const ALL: Self = Self::Tags(TagFilter::All);
+
+    /// What the filter of `expression` takes in memory, roughly, in bytes.
+    pub fn bytes(&self, expression: &str) -> usize {
+        match self {
+            Self::Tags(TagFilter::Codes(codes)) => size_of_val::<[i32]>(codes),
+            // The tree of an expression is larger than its text, by no more than this.
+            Self::Selected(_) => 64 * expression.len(),
+            Self::Tags(TagFilter::All) | Self::SelectedByOrigin(_) => 0,
+        }
+    }
 }
 
 impl PullFilter for Wanted {
@@ -60,6 +70,40 @@ impl PullFilter for Wanted {
                 .is_none_or(|selector| selector.matches(found, work)),
         }
     }
+}
+
+/// Most tags or tag codes of a subscription: an expression of [`MAX_EXPRESSION`] has no more.
+const MAX_TAGS: usize = MAX_EXPRESSION / 3 + 1;
+
+/// A subscription that is larger than is taken.
+#[derive(Debug, Error)]
+#[error(
+    "the subscription of topic {topic} has {bytes} bytes and {tags} tags, at most {MAX_EXPRESSION} \
+     bytes and {MAX_TAGS} tags are taken"
+)]
+pub struct TooLarge {
+    topic: String,
+    bytes: usize,
+    tags: usize,
+}
+
+/// Checks the size of a subscription before anything is made of it.
+///
+/// # Errors
+/// Says what it has and what is taken.
+pub fn check_size(data: &SubscriptionData) -> Result<(), TooLarge> {
+    let in_tags: usize = data.tags_set.iter().map(String::len).sum();
+    let bytes = data.sub_string.len().max(in_tags);
+    let tags = data.tags_set.len().max(data.code_set.len());
+    if bytes <= MAX_EXPRESSION && tags <= MAX_TAGS {
+        return Ok(());
+    }
+    let topic = data
+        .topic
+        .chars()
+        .take(names::RETRY_TOPIC_MAX_LENGTH)
+        .collect();
+    Err(TooLarge { topic, bytes, tags })
 }
 
 /// A consumer group's subscription to one topic.
@@ -108,12 +152,8 @@ impl Subscription {
         const EACH: usize = 64;
         let data = &self.data;
         let tags: usize = data.tags_set.iter().map(|tag| EACH + tag.len()).sum();
-        let codes = match &self.filter {
-            Some(Wanted::Tags(TagFilter::Codes(codes))) => 4 * codes.len(),
-            // The tree of an expression is larger than its text, by no more than this.
-            Some(Wanted::Selected(_)) => 64 * self.data.sub_string.len(),
-            Some(Wanted::Tags(TagFilter::All) | Wanted::SelectedByOrigin(_)) | None => 0,
-        };
+        let filter = self.filter.as_ref();
+        let codes = filter.map_or(0, |filter| filter.bytes(&data.sub_string));
         let text = 2 * self.topic.len() + data.sub_string.len() + data.expression_type.len();
         size_of::<Self>() + EACH + text + tags + codes + 8 * data.code_set.len()
     }
@@ -210,6 +250,23 @@ fn matches_all(expression: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_longest_expression_fits_with_its_tags_and_codes() {
+        let mut data = SubscriptionData {
+            sub_string: "A||".repeat(MAX_EXPRESSION / 3) + "BB",
+            ..SubscriptionData::default()
+        };
+        let tags = tags(&data.sub_string).count();
+        data.code_set = (0..tags as i32).collect();
+        assert!(check_size(&data).is_ok());
+        data.code_set.push(0);
+        assert!(check_size(&data).is_err(), "{tags} tags and one more");
+        data.code_set.clear();
+        data.sub_string.push('B');
+        let error = check_size(&data).unwrap_err().to_string();
+        assert!(error.contains("32769 bytes"), "{error}");
+    }
 
     #[test]
     fn an_expression_without_any_tag_is_refused() {

@@ -131,6 +131,8 @@ const PERIOD_MS: Kind = Range(100, 3_600_000);
 const BODY_MAX: i64 = saturnmq_net::frame::MAX_FRAME as i64;
 /// Longest delay of a level: 100 years, in milliseconds.
 const DELAY_MAX_MS: u64 = 36_525 * 86_400_000;
+/// Longest value of any key, in bytes: values are kept, told to clients and written to lines.
+const VALUE_MAX: usize = 4096;
 const ROLES: &[&str] = &["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"];
 const DEFAULT_LEVELS: &str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h";
 
@@ -363,6 +365,9 @@ impl Key {
     /// Checks a value's form; gives what was expected when it does not fit.
     pub fn check(&self, value: &str) -> Result<(), String> {
         let value = value.trim();
+        if value.len() > VALUE_MAX {
+            return Err(format!("at most {VALUE_MAX} bytes"));
+        }
         let number = || value.parse::<i64>().ok();
         let good = match self.kind {
             // It ends up in properties and in lines of text.
@@ -490,6 +495,8 @@ mod tests {
             ("messageDelayLevel", "1s 36526d", "at most 36525d"),
             ("deleteWhen", "", "from 0 to 23"),
             ("regionId", "a\u{1}b", "without control characters"),
+            ("regionId", &"r".repeat(VALUE_MAX + 1), "at most 4096 bytes"),
+            ("deleteWhen", &"4;".repeat(VALUE_MAX), "at most 4096 bytes"),
         ] {
             let key = find(name).expect(name);
             let expected = key.check(value).expect_err(name);

@@ -28,7 +28,7 @@ use crate::handler::pull_checks::unsupported;
 use crate::names;
 use crate::persist::Ticket;
 use crate::room;
-use crate::subscription::{is_tag, own_filter, subscriptions};
+use crate::subscription::{check_size, is_tag, own_filter, subscriptions};
 use crate::topics::{PERM_READ, PERM_WRITE, TopicConfig, UNIT_SUBSCRIPTION};
 
 /// Longest client id or producer group that is kept.
@@ -55,6 +55,11 @@ pub fn heartbeat(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Ans
     };
     if data.client_id.len() > NAME_MAX {
         return Reply::error(SYSTEM_ERROR, "the client id is too long").into();
+    }
+    let sets = data.consumer_data_set.iter();
+    let mut subscriptions = sets.flat_map(|consumer| &consumer.subscription_data_set);
+    if let Err(error) = subscriptions.try_for_each(check_size) {
+        return Reply::error(SUBSCRIPTION_PARSE_FAILED, error.to_string()).into();
     }
     let now = steady_ms();
     let command = request.command;

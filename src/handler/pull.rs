@@ -53,8 +53,8 @@ const LOOKS_TIME: Duration = Duration::from_millis(2);
 pub enum Filter {
     /// Those of a registered subscription.
     Shared(Arc<Subscription>),
-    /// Those of the expression in the request.
-    Own(Wanted),
+    /// Those of the expression in the request, and what it takes in memory, in bytes.
+    Own(Wanted, usize),
 }
 
 impl Filter {
@@ -63,7 +63,15 @@ impl Filter {
         match self {
             // A pull with a subscription that cannot be compiled is refused before it gets here.
             Self::Shared(subscription) => subscription.filter.as_ref().unwrap_or(&Wanted::ALL),
-            Self::Own(filter) => filter,
+            Self::Own(filter, _) => filter,
+        }
+    }
+
+    /// What is kept for this pull alone, in bytes.
+    fn own_bytes(&self) -> usize {
+        match self {
+            Self::Shared(_) => 0,
+            Self::Own(_, bytes) => *bytes,
         }
     }
 }
@@ -104,14 +112,6 @@ pub struct Pull {
     pub sys_flags: Option<SysFlags>,
 }
 
-/// What waits on a core.
-enum Waiting {
-    /// A pull, for a message or its deadline.
-    Message(Pull),
-    /// A pull, for the dispatcher to reach a log offset; then it may wait for a message until that
-    /// time.
-    Dispatch(Pull, Option<Instant>),
-    /// A question for the end of a queue, for the dispatcher to reach a log offset.
 impl std::fmt::Debug for Pull {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
@@ -141,7 +141,24 @@ impl Size {
     }
 }
 
+/// What waits on a core.
+enum Waiting {
+    /// A pull, for a message or its deadline.
+    Message(Pull),
+    /// A pull, for the dispatcher to reach a log offset; then it may wait for a message until that
+    /// time.
+    Dispatch(Pull, Option<Instant>),
+    /// A question for the end of a queue, for the dispatcher to reach a log offset.
     QueueEnd(ReplyTo, Arc<Queue>),
+}
+
+impl Waiting {
+    fn own_bytes(&self) -> usize {
+        match self {
+            Self::Message(pull) | Self::Dispatch(pull, _) => pull.filter.own_bytes(),
+            Self::QueueEnd(..) => 0,
+        }
+    }
 }
 
 /// What one core needs for pulls.
@@ -217,7 +234,10 @@ impl Pulls {
         waiting: Waiting,
     ) -> Result<(), Waiting> {
         let deadline = Instant::now() + DISPATCH_WAIT;
-        let index = self.parked.park(conn, queue.slot, deadline, waiting)?;
+        let bytes = waiting.own_bytes();
+        let index = self
+            .parked
+            .park(conn, queue.slot, deadline, bytes, waiting)?;
         self.behind.push_back((target, index, conn));
         if let Some((first, _, _)) = self.behind.front() {
             self.wakes.wait_dispatched(*first);
@@ -299,11 +319,10 @@ fn park(
 ) {
     let slot = pull.queue.slot;
     let deadline = Instant::now() + wait;
-    if let Err(Waiting::Message(pull)) =
-        core.pulls
-            .parked
-            .park(conn, slot, deadline, Waiting::Message(pull))
-    {
+    let bytes = pull.filter.own_bytes();
+    let waiting = Waiting::Message(pull);
+    let refused = core.pulls.parked.park(conn, slot, deadline, bytes, waiting);
+    if let Err(Waiting::Message(pull)) = refused {
         tracing::debug!(?conn, "too many parked pulls: one is answered at once");
         nothing(&pull, &pulled, conn, io);
     }
@@ -517,6 +536,13 @@ pub(crate) fn is_refused(pull: &Pull, conn: ConnectionId, io: &mut Outbox) -> bo
 
 /// Has the client ask again from where the pull has come to.
 fn again(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {
+    if let Some(out) = io.buffer(conn) {
+        encode_again(out, pull);
+    }
+}
+
+/// The answer that has the client ask again from where the pull has come to.
+pub fn encode_again(out: &mut Vec<u8>, pull: &Pull) {
     let none = pulled_none(pull, PullStatus::NoMatchedMessage, pull.scanned);
     encode_nothing(out, pull, &none);
 }
@@ -564,13 +590,6 @@ fn caught_up(core: &mut Core, io: &mut Outbox) {
         }
         core.pulls.behind.pop_front();
         if waits {
-    if let Some(out) = io.buffer(conn) {
-        encode_again(out, pull);
-    }
-}
-
-/// The answer that has the client ask again from where the pull has come to.
-pub fn encode_again(out: &mut Vec<u8>, pull: &Pull) {
             resume(core, index, io);
         }
     }

@@ -9,6 +9,7 @@ use saturnmq_net::header::fields::FieldError;
 use saturnmq_net::messages::pull::{
     PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND, PullRequest,
 };
+use saturnmq_storage::filter::TagExpressionError;
 use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::reader::{PullStatus, Pulled};
 
@@ -25,7 +26,7 @@ use crate::handler::{
     SUBSCRIPTION_GROUP_NOT_EXIST, SUBSCRIPTION_NOT_EXIST, SUBSCRIPTION_NOT_LATEST,
     SUBSCRIPTION_PARSE_FAILED, TOPIC_NOT_EXIST, faq, faq_for,
 };
-use crate::subscription;
+use crate::subscription::{self, ExpressionError};
 use crate::topics::{PERM_READ, Topic};
 
 /// Longest a client may let a pull wait; it times out long before that.
@@ -198,7 +199,8 @@ fn own_filter(live: &LiveConfig, pull: &PullRequest<'_>) -> Result<Filter, Answe
     let expression = pull.subscription.unwrap_or_default();
     let filter = subscription::own_filter(kind, expression).map_err(|error| {
         let mut remark = String::from("parse the consumer's subscription failed");
-        if !subscription::is_tag(kind) {
+        // Of a tag expression without a tag Apache says no more.
+        if !matches!(error, ExpressionError::Tags(TagExpressionError::NoTag)) {
             remark = format!("{remark}: {error}");
         }
         Reply::error(SUBSCRIPTION_PARSE_FAILED, remark)
@@ -206,7 +208,8 @@ fn own_filter(live: &LiveConfig, pull: &PullRequest<'_>) -> Result<Filter, Answe
     if !subscription::is_tag(kind) && !live.enable_property_filter {
         return Err(unsupported(kind).into());
     }
-    Ok(Filter::Own(filter))
+    let bytes = filter.bytes(expression);
+    Ok(Filter::Own(filter, bytes))
 }
 
 /// What a subscription of a kind is answered while `enablePropertyFilter` is off.

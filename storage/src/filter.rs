@@ -6,10 +6,22 @@ use thiserror::Error;
 
 use crate::format::hash::java_hash;
 
-/// A subscription expression that names no tag at all.
+/// Longest tag expression, in bytes: what waits keeps its filter.
+pub const MAX_EXPRESSION: usize = 32 * 1024;
+
+/// A subscription expression that is not taken.
 #[derive(Clone, Debug, Error, Eq, PartialEq)]
-#[error("subString split error")]
-pub struct TagExpressionError;
+pub enum TagExpressionError {
+    /// It names no tag at all.
+    #[error("subString split error")]
+    NoTag,
+    /// It is longer than [`MAX_EXPRESSION`].
+    #[error("the expression has {length} bytes, at most {MAX_EXPRESSION} are taken")]
+    TooLong {
+        /// Its bytes.
+        length: usize,
+    },
+}
 
 /// Which tag codes a subscription matches.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -23,13 +35,19 @@ pub enum TagFilter {
 
 impl TagFilter {
     /// Reads an expression like `a || b`; nothing and `*` mean all messages.
+    ///
+    /// # Errors
+    /// The expression names no tag, or is longer than [`MAX_EXPRESSION`].
     pub fn parse(expression: Option<&str>) -> Result<Self, TagExpressionError> {
         match expression {
             None | Some("" | "*") => Ok(Self::All),
+            Some(text) if text.len() > MAX_EXPRESSION => {
+                Err(TagExpressionError::TooLong { length: text.len() })
+            }
             Some(text) => {
                 let codes: Vec<i32> = tags(text).map(java_hash).collect();
                 if codes.is_empty() {
-                    Err(TagExpressionError)
+                    Err(TagExpressionError::NoTag)
                 } else {
                     Ok(Self::from_codes(codes))
                 }
@@ -103,6 +121,18 @@ mod tests {
             let error = TagFilter::parse(Some(text)).unwrap_err();
             assert_eq!(error.to_string(), "subString split error");
         }
+    }
+
+    #[test]
+    fn an_expression_over_the_limit_is_refused_and_the_longest_is_not() {
+        let longest = "A||".repeat(MAX_EXPRESSION / 3) + "BB";
+        assert_eq!(longest.len(), MAX_EXPRESSION);
+        assert!(parse(&longest).matches(tags_code(b"BB")));
+        let error = TagFilter::parse(Some(&(longest + "B"))).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the expression has 32769 bytes, at most 32768 are taken"
+        );
     }
 
     #[test]

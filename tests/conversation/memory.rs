@@ -122,3 +122,74 @@ fn replies_are_not_kept_for_a_requester_that_does_not_read() {
     let pushed = requester.early.iter().filter(|frame| frame.code == 326);
     assert!((1..MANY - 4).contains(&pushed.count()));
 }
+
+#[test]
+fn a_subscription_that_no_client_makes_is_refused_before_it_is_kept() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"0");
+    assert_eq!(talk.pull(&Pull::of("T", 1)).code, 19, "makes the group");
+    let tags = "tag||".repeat(1 << 16);
+    // Waiting is what would keep it.
+    let refused = talk.pull(&Pull {
+        wait_ms: 600_000,
+        tags: &tags,
+        ..Pull::of("T", 1)
+    });
+    assert_eq!(refused.code, 23, "{}", refused.remark);
+    let limit = format!("the expression has {} bytes, at most 32768", tags.len());
+    assert!(refused.remark.contains(&limit), "{}", refused.remark);
+
+    let beat = |subscription: &str| {
+        format!(
+            "{{\"clientID\":\"c\",\"producerDataSet\":[],\"consumerDataSet\":[{{\"groupName\":\"g\",\
+             \"consumeType\":\"CONSUME_PASSIVELY\",\"messageModel\":\"CLUSTERING\",\
+             \"consumeFromWhere\":\"CONSUME_FROM_LAST_OFFSET\",\"unitMode\":false,\
+             \"subscriptionDataSet\":[{{\"topic\":\"T\",\"subVersion\":1,{subscription}}}]}}]}}"
+        )
+    };
+    let codes: Vec<String> = (0..20_000).map(|code: i32| code.to_string()).collect();
+    for subscription in [
+        format!("\"subString\":\"{tags}\",\"tagsSet\":[],\"codeSet\":[]"),
+        format!("\"subString\":\"a\",\"tagsSet\":[\"{tags}\"],\"codeSet\":[]"),
+        format!(
+            "\"subString\":\"a\",\"tagsSet\":[],\"codeSet\":[{}]",
+            codes.join(",")
+        ),
+    ] {
+        let refused = talk.ask(34, &[], beat(&subscription).as_bytes());
+        assert_eq!(refused.code, 23, "{refused:?}");
+        assert!(
+            refused.remark.contains("at most 32768 bytes"),
+            "{refused:?}"
+        );
+    }
+    let members = talk.ask(38, &[("consumerGroup", "g")], b"");
+    assert_eq!(
+        members.code, 1,
+        "a refused client is no member: {members:?}"
+    );
+    let usual = "\"subString\":\"a || b\",\"tagsSet\":[\"a\",\"b\"],\"codeSet\":[97,98]";
+    assert_eq!(talk.ask(34, &[], beat(usual).as_bytes()).code, 0);
+}
+
+#[test]
+fn a_configuration_value_that_every_answer_would_carry_is_refused() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    let value = "r".repeat(1 << 20);
+    let refused = talk.ask(25, &[], format!("regionId={value}\n").as_bytes());
+    assert_ne!(refused.code, 0, "{}", refused.code);
+    assert!(
+        refused.remark.contains("at most 4096 bytes"),
+        "{}",
+        refused.remark.len()
+    );
+    assert!(
+        refused.remark.len() < 1000,
+        "{} bytes",
+        refused.remark.len()
+    );
+    let sent = talk.send_message("T", 0, "", b"0");
+    assert_eq!(sent.ext["MSG_REGION"], "DefaultRegion");
+}
