@@ -186,6 +186,7 @@ impl Core {
             .submit(Job {
                 slot,
                 readable_from,
+                needs_newest: handler::needs_newest(request.command.code),
                 work,
             })
             .is_err()
@@ -221,11 +222,7 @@ impl Core {
 
     fn run_cold(&mut self, slot: ReplySlot, pull: Box<Pull>, io: &mut Outbox) {
         let conn = slot.channel.conn;
-        let job = Job {
-            slot,
-            readable_from: 0,
-            work: Work::Pull(pull),
-        };
+        let job = Job::of_any_time(slot, Work::Pull(pull));
         if self.elsewhere >= MAX_ELSEWHERE || self.broker.services.submit(job).is_err() {
             self.cold.finished(conn);
             return write_reply(io, conn, slot.to, &Reply::overload());

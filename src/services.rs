@@ -29,6 +29,10 @@ use crate::timer::service::{TimerService, TimerStep};
 use crate::transaction::Close;
 use crate::transaction::check::{Checker, Step};
 
+mod early;
+
+use early::{Due, Early};
+
 /// Jobs that may wait for the services thread; more are refused as overload.
 const JOBS: usize = 8192;
 /// Jobs run between two looks at results and deliveries.
@@ -45,8 +49,6 @@ const RETENTION_AGAIN_MAX: u32 = 25;
 const CATCH_UP: Duration = Duration::from_millis(1);
 /// Index hits that are compared with a message.
 const LOOK_AT: usize = 32;
-/// Longest wait of a job for the dispatcher.
-const CATCH_UP_LIMIT: Duration = Duration::from_secs(1);
 
 /// Wakes the services thread.
 #[derive(Clone, Debug)]
@@ -77,8 +79,23 @@ pub struct Job {
     /// Log offset up to which the dispatcher must have come: what was acknowledged before the
     /// request is visible to it.
     pub readable_from: u64,
+    /// An answer without that would be wrong: when the dispatcher does not come so far in time the
+    /// request is refused as overload.
+    pub needs_newest: bool,
     /// What to do.
     pub work: Work,
+}
+
+impl Job {
+    /// A job that waits for no dispatcher.
+    pub fn of_any_time(slot: ReplySlot, work: Work) -> Self {
+        Self {
+            slot,
+            readable_from: 0,
+            needs_newest: false,
+            work,
+        }
+    }
 }
 
 /// How the rest of the broker reaches the services thread.
@@ -354,7 +371,7 @@ pub struct Services {
     checker: Checker,
     timers: TimerService,
     /// Jobs for which the dispatcher is not far enough yet.
-    early: VecDeque<(Job, Instant)>,
+    early: Early<Job>,
     next_sweep: Instant,
 }
 
@@ -389,7 +406,7 @@ impl Services {
             delivery,
             checker,
             timers,
-            early: VecDeque::new(),
+            early: Early::default(),
             next_sweep: now + SWEEP,
         }
     }
@@ -465,24 +482,27 @@ impl Services {
     fn jobs(&mut self) -> bool {
         let dispatched = self.context.broker.store.watermarks().dispatched();
         let now = Instant::now();
-        for _ in 0..self.early.len() {
-            let Some((job, since)) = self.early.pop_front() else {
-                break;
-            };
-            if job.readable_from <= dispatched || now > since + CATCH_UP_LIMIT {
-                self.job(job);
-            } else {
-                self.early.push_back((job, since));
+        for _ in 0..JOBS_PER_ROUND {
+            match self.early.next(dispatched, now) {
+                Some(Due::Readable(job)) => self.job(job),
+                Some(Due::Late(job)) if job.needs_newest => {
+                    self.context.reply(job.slot, Reply::overload());
+                }
+                Some(Due::Late(job)) => self.job(job),
+                None => break,
             }
         }
         for _ in 0..JOBS_PER_ROUND {
+            if self.early.is_full() {
+                return false;
+            }
             let Ok(job) = self.inbox.jobs.try_recv() else {
                 return false;
             };
             if job.readable_from <= dispatched {
                 self.job(job);
             } else {
-                self.early.push_back((job, now));
+                self.early.push(job.readable_from, now, job);
             }
         }
         true
@@ -529,8 +549,10 @@ impl Services {
         }
         // A job is only looked at here; it stays in its queue.
         let mut select = Select::new();
-        select.recv(&self.inbox.jobs);
         select.recv(&self.inbox.rung);
+        if !self.early.is_full() {
+            select.recv(&self.inbox.jobs);
+        }
         if select.ready_timeout(pause).is_ok() {
             let _ = self.inbox.rung.try_recv();
         }

@@ -34,12 +34,7 @@ pub fn then(services: &ServiceContext, ticket: Ticket, slot: ReplySlot, job: Wor
             let work = Work::Open(job);
             let refused = match written {
                 Ok(()) => {
-                    let readable_from = 0;
-                    let job = Job {
-                        slot,
-                        readable_from,
-                        work,
-                    };
+                    let job = Job::of_any_time(slot, work);
                     match broker.services.submit(job) {
                         Ok(()) => return,
                         Err(_) => Reply::overload(),

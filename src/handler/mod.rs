@@ -92,6 +92,25 @@ pub fn faq_for(version: i32) -> &'static str {
     }
 }
 
+/// Whether an answer of the services thread without what was acknowledged before would be wrong;
+/// numbers and housekeeping may be a moment behind.
+pub fn needs_newest(code: i32) -> bool {
+    matches!(
+        code,
+        request::QUERY_MESSAGE
+            | request::VIEW_MESSAGE_BY_ID
+            | request::SEARCH_OFFSET_BY_TIMESTAMP
+            | request::GET_EARLIEST_MSG_STORETIME
+            | request::CONSUMER_SEND_MSG_BACK
+            | request::END_TRANSACTION
+            | request::INVOKE_BROKER_TO_RESET_OFFSET
+            | request::CONSUME_MESSAGE_DIRECTLY
+            | request::RESUME_CHECK_HALF_MESSAGE
+            | request::QUERY_CONSUME_QUEUE
+            | request::RECALL_MESSAGE
+    )
+}
+
 /// Handles one request.
 pub fn dispatch(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
     if core.broker.leaving.load(Ordering::Relaxed) && request.command.version > V5_3_1 {

@@ -241,11 +241,8 @@ impl Walk {
     }
 
     fn go_on_later(self, services: &ServiceContext, slot: ReplySlot) {
-        let job = Job {
-            slot,
-            readable_from: 0,
-            work: Work::Open(Box::new(move |services, slot| self.go_on(services, slot))),
-        };
+        let work = Work::Open(Box::new(move |services, slot| self.go_on(services, slot)));
+        let job = Job::of_any_time(slot, work);
         if services.broker.services.submit(job).is_err() {
             services.reply(slot, Reply::overload());
         }

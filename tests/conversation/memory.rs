@@ -193,3 +193,30 @@ fn a_configuration_value_that_every_answer_would_carry_is_refused() {
     let sent = talk.send_message("T", 0, "", b"0");
     assert_eq!(sent.ext["MSG_REGION"], "DefaultRegion");
 }
+
+#[test]
+fn a_query_that_cannot_see_what_was_acknowledged_is_refused_and_not_answered_without_it() {
+    let (running, dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    // The queue's first file cannot be made, so its entries are not stored.
+    let file = dir.path().join("consumequeue/Big/0/00000000000000000000");
+    std::fs::create_dir_all(&file).expect("a directory in its place");
+    let sent = talk.ask(
+        310,
+        &send_fields("Big", "0", "KEYS\u{1}k\u{2}", "false"),
+        b"x",
+    );
+    assert_eq!(sent.code, 0, "{sent:?}");
+    let refused = talk.ask(12, &by_key("k"), b"");
+    assert_eq!(refused.code, 2, "{refused:?}");
+    // What does not depend on it is answered all the same.
+    assert_eq!(talk.ask(28, &[], b"").code, 0);
+    std::fs::remove_dir(&file).expect("away");
+    let found = loop {
+        let answer = talk.ask(12, &by_key("k"), b"");
+        if answer.code != 2 {
+            break answer;
+        }
+    };
+    assert_eq!((found.code, records(&found.body).len()), (0, 1));
+}
