@@ -18,6 +18,7 @@ use saturnmq_net::header::fields::FieldError;
 
 use crate::handler::consumer_status::Part;
 use crate::handler::pull::{Pull, Size};
+use crate::held::{Held, HeldBytes};
 use crate::persist::Ticket;
 use crate::services::{Bell, ServiceContext};
 
@@ -231,6 +232,8 @@ pub enum CoreMessage {
         conn: ConnectionId,
         /// The frame.
         frame: Box<[u8]>,
+        /// Counts it.
+        held: Held,
     },
     /// Send a request to the client, already encoded.
     Push {
@@ -298,6 +301,7 @@ struct CoreSlot {
     on_the_way: AtomicUsize,
     /// Its connections have so much unsent that nothing large is taken for any of them.
     full: AtomicBool,
+    held: HeldBytes,
 }
 
 /// The network cores and the services thread of this process, reachable from every thread.
@@ -322,6 +326,7 @@ impl CoreDirectory {
                 handle: OnceLock::new(),
                 on_the_way: AtomicUsize::new(0),
                 full: AtomicBool::new(false),
+                held: HeldBytes::default(),
             });
             inboxes.push(receiver);
         }
@@ -382,6 +387,18 @@ impl CoreDirectory {
         })?;
         self.wake(core);
         Ok(())
+    }
+
+    /// Counts bytes of a request of core `index` as held while another thread works for it. `None`:
+    /// there is no such core.
+    pub fn hold(&self, index: usize, bytes: usize) -> Option<Held> {
+        Some(self.slots.get(index)?.held.hold(bytes))
+    }
+
+    /// What is held for core `index`.
+    pub fn held(&self, index: usize) -> HeldBytes {
+        let slot = self.slots.get(index);
+        slot.map(|slot| slot.held.clone()).unwrap_or_default()
     }
 
     /// Tells that core `index` took a message of so many bytes out of its inbox.

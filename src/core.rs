@@ -23,6 +23,7 @@ use crate::handler;
 use crate::handler::pull::{Pull, Pulls};
 use crate::handler::send::Sends;
 use crate::handler::transaction::Ends;
+use crate::held::{Held, HeldBytes};
 use crate::persist::Ticket;
 use crate::questions::{Questions, Then};
 use crate::room;
@@ -75,7 +76,12 @@ pub struct Core {
     /// The broker stops: no pull is answered with messages any more.
     pub(crate) leaving: bool,
     /// Frames to handle again that found the append queue full.
-    stalled: VecDeque<(ConnectionId, Box<[u8]>)>,
+    stalled: VecDeque<(ConnectionId, Box<[u8]>, Held)>,
+    /// Bytes of requests that are kept for other threads.
+    held: HeldBytes,
+    /// The frame at hand was held: it is not refused for want of room, or those held would wait for
+    /// one another.
+    reruns: bool,
 }
 
 impl Core {
@@ -89,6 +95,7 @@ impl Core {
             inbox,
         } = parts;
         broker.cores.attach(index, handle);
+        let held = broker.cores.held(index);
         let sends = Sends::new(&broker, port, index);
         let pulls = Pulls::new(reader, wakes, index, Instant::now());
         Self {
@@ -105,6 +112,8 @@ impl Core {
             asked: Questions::default(),
             leaving: false,
             stalled: VecDeque::new(),
+            held,
+            reruns: false,
         }
     }
 
@@ -148,6 +157,11 @@ impl Core {
             Answer::Reply(reply) => write_reply(io, request.conn, to, &reply),
             Answer::Sent | Answer::Nothing => {}
             Answer::Stall => return Verdict::Retry,
+            // The bytes stay where they are, in the end with the client.
+            Answer::Rerun(_) if !self.may_hold(request) => return Verdict::Retry,
+            Answer::Later(_) | Answer::Work(_) if !self.may_hold(request) => {
+                write_reply(io, request.conn, to, &Reply::overload());
+            }
             answer if self.elsewhere >= MAX_ELSEWHERE => {
                 drop(answer);
                 write_reply(io, request.conn, to, &Reply::overload());
@@ -155,6 +169,11 @@ impl Core {
             answer => self.elsewhere(request, answer, io),
         }
         Verdict::Done
+    }
+
+    /// Whether the request may be kept while another thread works for it.
+    fn may_hold(&self, request: &Request<'_>) -> bool {
+        self.reruns || self.held.has_room(request.frame.bytes())
     }
 
     /// Hands a request to another thread; it comes back as one inbox message.
@@ -172,7 +191,9 @@ impl Core {
             }
             Answer::Rerun(ticket) => {
                 let frame = whole_frame(&request.frame);
-                return self.when_durable(ticket, slot, CoreMessage::Rerun { conn, frame });
+                let held = self.held.hold(frame.len());
+                let rerun = CoreMessage::Rerun { conn, frame, held };
+                return self.when_durable(ticket, slot, rerun);
             }
             Answer::Later(job) => Work::Later(job),
             Answer::Work(job) => Work::Open(job),
@@ -187,6 +208,7 @@ impl Core {
                 slot,
                 readable_from,
                 needs_newest: handler::needs_newest(request.command.code),
+                held: Some(self.held.hold(request.frame.bytes())),
                 work,
             })
             .is_err()
@@ -277,9 +299,9 @@ impl Core {
                 self.settled(conn, io);
                 room::write_late(io, conn, to, &reply);
             }
-            CoreMessage::Rerun { conn, frame } => {
+            CoreMessage::Rerun { conn, frame, held } => {
                 self.settled(conn, io);
-                self.rerun(conn, frame, io);
+                self.rerun(conn, frame, held, io);
             }
             CoreMessage::Pulled {
                 conn,
@@ -313,16 +335,19 @@ impl Core {
         }
     }
 
-    fn rerun(&mut self, conn: ConnectionId, bytes: Box<[u8]>, io: &mut Outbox) {
+    fn rerun(&mut self, conn: ConnectionId, bytes: Box<[u8]>, held: Held, io: &mut Outbox) {
         if !self.connections.contains_key(&conn) {
             return;
         }
         let Ok(Parsed::Complete { frame, .. }) = parse(&bytes, MAX_FRAME) else {
             return;
         };
-        match self.frame(conn, frame, io) {
+        self.reruns = true;
+        let verdict = self.frame(conn, frame, io);
+        self.reruns = false;
+        match verdict {
             Verdict::Done => {}
-            Verdict::Retry => self.stalled.push_back((conn, bytes)),
+            Verdict::Retry => self.stalled.push_back((conn, bytes, held)),
             Verdict::Close => io.close(conn),
         }
     }
@@ -330,10 +355,10 @@ impl Core {
     fn retry_stalled(&mut self, io: &mut Outbox) {
         for _ in 0..self.stalled.len() {
             let before = self.stalled.len();
-            let Some((conn, bytes)) = self.stalled.pop_front() else {
+            let Some((conn, bytes, held)) = self.stalled.pop_front() else {
                 return;
             };
-            self.rerun(conn, bytes, io);
+            self.rerun(conn, bytes, held, io);
             if self.stalled.len() == before {
                 // Refused again: it stays the first, so that frames keep their order.
                 self.stalled.rotate_right(1);

@@ -20,6 +20,7 @@ pub mod delay;
 pub mod filter;
 pub mod groups;
 pub mod handler;
+pub mod held;
 pub mod host;
 pub mod http;
 pub mod inspect;

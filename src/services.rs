@@ -24,6 +24,7 @@ use crate::broker::Broker;
 use crate::core::{encode_reply, steady_ms};
 use crate::delay::Delivery;
 use crate::handler::pull::{self, Pull, Size};
+use crate::held::Held;
 use crate::timer::question::Question;
 use crate::timer::service::{TimerService, TimerStep};
 use crate::transaction::Close;
@@ -82,6 +83,8 @@ pub struct Job {
     /// An answer without that would be wrong: when the dispatcher does not come so far in time the
     /// request is refused as overload.
     pub needs_newest: bool,
+    /// Counts what it keeps of the request.
+    pub held: Option<Held>,
     /// What to do.
     pub work: Work,
 }
@@ -93,6 +96,7 @@ impl Job {
             slot,
             readable_from: 0,
             needs_newest: false,
+            held: None,
             work,
         }
     }
@@ -509,7 +513,9 @@ impl Services {
     }
 
     fn job(&mut self, job: Job) {
-        let Job { slot, work, .. } = job;
+        let Job {
+            slot, work, held, ..
+        } = job;
         match work {
             Work::Later(work) => {
                 let reply = work(&mut self.context);
@@ -518,6 +524,7 @@ impl Services {
             Work::Open(work) => work(&mut self.context, slot),
             Work::Pull(pull) => self.context.pull(slot, pull),
         }
+        drop(held);
     }
 
     fn rounds(&mut self, now: Instant) {

@@ -45,6 +45,13 @@ pub struct Frame<'a> {
     pub body: &'a [u8],
 }
 
+impl Frame<'_> {
+    /// Bytes of header and body.
+    pub fn bytes(&self) -> usize {
+        self.header.len() + self.body.len()
+    }
+}
+
 /// What the received bytes amount to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parsed<'a> {

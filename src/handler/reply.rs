@@ -19,6 +19,7 @@ use crate::core::now_ms;
 use crate::handler::properties::{self, PropertyScan};
 use crate::handler::send_checks;
 use crate::handler::{MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE};
+use crate::held::Held;
 use crate::services::ServiceContext;
 
 /// How long the producer has to take its reply.
@@ -44,6 +45,8 @@ struct Taken {
     unit_mode: bool,
     properties: String,
     body: Vec<u8>,
+    /// Counts it until the reply is pushed or refused.
+    _held: Option<Held>,
 }
 
 /// Handles a reply.
@@ -89,6 +92,7 @@ pub fn reply(broker: &Broker, request: &Request<'_>) -> Answer {
         unit_mode: send.unit_mode,
         properties: send.properties.to_owned(),
         body: request.command.body.to_vec(),
+        _held: broker.cores.hold(request.core, request.command.body.len()),
     };
     Answer::Work(Box::new(move |services, slot| {
         store(services, slot, taken);

@@ -220,3 +220,49 @@ fn a_query_that_cannot_see_what_was_acknowledged_is_refused_and_not_answered_wit
     };
     assert_eq!((found.code, records(&found.body).len()), (0, 1));
 }
+
+#[test]
+fn large_requests_that_wait_for_a_state_file_stay_with_the_client() {
+    const SENDS: usize = 48;
+    let more = ["--cores", "1", "--set", "mappedFileSizeCommitLog=16777216"];
+    let (running, dir) = broker(&more);
+    // Writing topics.json goes on when somebody reads what it writes.
+    let fifo = dir.path().join("config/topics.json.tmp");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+    let mut talk = Talk::to(running.address("broker"));
+    let body = vec![b'x'; 4_000_000];
+    let (opaques, frames): (Vec<i32>, Vec<Vec<u8>>) = (0..SENDS)
+        .map(|_| talk.encode(310, &send_fields("New", "0", "", "false"), &body))
+        .unzip();
+    let mut stream = talk.stream.try_clone().expect("the socket");
+    let (done, is_done) = std::sync::mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        for frame in frames {
+            stream.write_all(&frame).expect("write");
+        }
+        done.send(()).expect("the test");
+    });
+    // As long as nothing of it can be stored most of it is not taken.
+    let taken = is_done.recv_timeout(Duration::from_secs(3));
+    assert!(taken.is_err(), "{} MB are in the broker", SENDS * 4);
+    // Small requests of others that wait for it are taken, and those that do not are answered.
+    let mut other = Talk::to(running.address("broker"));
+    let small = other.request(310, &send_fields("Small", "0", "", "false"), b"x");
+    assert_eq!(other.ask(28, &[], b"").code, 0);
+
+    let mut reader = std::fs::File::open(&fifo).expect("the pipe");
+    std::fs::remove_file(&fifo).expect("away");
+    let mut text = String::new();
+    reader.read_to_string(&mut text).expect("what it wrote");
+    assert!(text.contains("New"), "{text}");
+    // Syncing a pipe fails, so those that were held are told; the others are stored.
+    let codes: Vec<i32> = opaques
+        .iter()
+        .map(|&opaque| talk.answer(opaque).code)
+        .collect();
+    writer.join().expect("the writer");
+    assert!(codes.iter().all(|code| [0, 1].contains(code)), "{codes:?}");
+    let refused = codes.iter().filter(|code| **code == 1).count();
+    assert!((1..=17).contains(&refused), "{codes:?}");
+    assert!([0, 1].contains(&other.answer(small).code));
+}
