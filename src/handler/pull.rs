@@ -27,18 +27,22 @@ use crate::handler::{
 };
 use crate::parked::{Parked, ParkedLimits};
 use crate::room::CROWDED;
-use crate::subscription::{Subscription, Wanted};
 use crate::topics::Topic;
 use crate::traffic::GroupTraffic;
 
 mod answers;
+mod cold;
 mod event;
+mod filter;
 mod limits;
 mod moved;
 
 use answers::{code_of, found};
 pub use answers::{encode_nothing, encode_status, found_cold};
+use cold::count_found;
+pub use cold::{Size, answer_cold};
 pub use event::tell as tell_of_move;
+pub use filter::Filter;
 pub use limits::{in_memory, pull_limits};
 pub use moved::ask_again;
 
@@ -48,33 +52,6 @@ const DISPATCH_WAIT: Duration = Duration::from_secs(1);
 const LOOKS_PER_PASS: usize = 8192;
 /// How long a pass looks at them; the rest follow in the next one.
 const LOOKS_TIME: Duration = Duration::from_millis(2);
-/// Which messages a pull wants.
-#[derive(Clone)]
-pub enum Filter {
-    /// Those of a registered subscription.
-    Shared(Arc<Subscription>),
-    /// Those of the expression in the request, and what it takes in memory, in bytes.
-    Own(Wanted, usize),
-}
-
-impl Filter {
-    /// The filter the store uses.
-    pub fn get(&self) -> &Wanted {
-        match self {
-            // A pull with a subscription that cannot be compiled is refused before it gets here.
-            Self::Shared(subscription) => subscription.filter.as_ref().unwrap_or(&Wanted::ALL),
-            Self::Own(filter, _) => filter,
-        }
-    }
-
-    /// What is kept for this pull alone, in bytes.
-    fn own_bytes(&self) -> usize {
-        match self {
-            Self::Shared(_) => 0,
-            Self::Own(_, bytes) => *bytes,
-        }
-    }
-}
 
 /// The fields that 5.x pull responses have in addition.
 #[derive(Copy, Clone, Debug)]
@@ -110,35 +87,6 @@ pub struct Pull {
     pub rules: u32,
     /// Present for 5.x clients.
     pub sys_flags: Option<SysFlags>,
-}
-
-impl std::fmt::Debug for Pull {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("Pull")
-            .field("topic", &self.topic.config.name)
-            .field("offset", &self.offset)
-            .finish_non_exhaustive()
-    }
-}
-
-/// How much a pull found.
-#[derive(Copy, Clone, Debug, Default)]
-pub struct Size {
-    /// Number of messages.
-    pub messages: u64,
-    /// Bytes of their records.
-    pub bytes: u64,
-}
-
-impl Size {
-    /// What the store found.
-    pub fn of(pulled: &Pulled) -> Self {
-        Self {
-            messages: u64::from(pulled.count),
-            bytes: pulled.bytes as u64,
-        }
-    }
 }
 
 /// What waits on a core.
@@ -545,34 +493,6 @@ fn again(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {
 pub fn encode_again(out: &mut Vec<u8>, pull: &Pull) {
     let none = pulled_none(pull, PullStatus::NoMatchedMessage, pull.scanned);
     encode_nothing(out, pull, &none);
-}
-
-/// Answers a pull of old messages, which may have found `found` in `frame`.
-pub fn answer_cold(
-    core: &Core,
-    conn: ConnectionId,
-    pull: &Pull,
-    found: Size,
-    frame: &[u8],
-    io: &mut Outbox,
-) {
-    // Others may have taken the room while it was read.
-    if found.messages > 0 && is_refused(pull, conn, io) {
-        return;
-    }
-    if let Some(out) = io.buffer(conn) {
-        out.extend_from_slice(frame);
-        io.wrote(frame.len());
-        if found.messages > 0 {
-            count_found(core, pull, found);
-        }
-    }
-}
-
-fn count_found(core: &Core, pull: &Pull, found: Size) {
-    let Size { messages, bytes } = found;
-    pull.topic.traffic.get(&pull.counted, messages, bytes);
-    core.broker.stats.thread(core.index).found(messages, bytes);
 }
 
 /// Answers what waited for the dispatcher.
