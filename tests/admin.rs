@@ -171,6 +171,51 @@ fn what_follows_a_topic_gets_what_comes_later() {
 }
 
 #[test]
+fn what_others_sent_takes_over_no_terminal_and_makes_no_lines_of_its_own() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let properties = "KEYS\u{1}k\u{1b}[2J\u{2}TAGS\u{1}\u{1b}[31mred\u{9b}m\nfaked\u{2}";
+    let fields = [
+        ("a", "p"),
+        ("b", "Told"),
+        ("c", "TBW102"),
+        ("d", "1"),
+        ("e", "0"),
+        ("f", "0"),
+        ("g", "1700000000000"),
+        ("h", "0"),
+        ("i", properties),
+        ("j", "0"),
+        ("k", "false"),
+        ("m", "false"),
+    ];
+    let sent = ask(
+        &mut client(&running),
+        310,
+        &fields,
+        b"\x1b]0;title\x07\nfaked",
+    );
+    assert_eq!(sent.code, 0, "{sent:?}");
+    let id = sent.ext.iter().find(|(name, _)| name == "msgId");
+    let (_, id) = id.expect("an id");
+    for arguments in [
+        vec!["consume", "Told", "--from", "earliest", "--exit"],
+        vec!["query", "Told", "--id", id],
+    ] {
+        let shown = text(&running, &arguments);
+        assert_eq!(shown.lines().count(), 1, "{shown:?}");
+        assert!(
+            shown.contains("red") && shown.contains("title"),
+            "{shown:?}"
+        );
+        let line = shown.trim_end_matches('\n');
+        assert!(!line.contains(char::is_control), "{shown:?}");
+    }
+    let said = refused(&running, &["topic", "status", "\u{1b}[2J"]);
+    assert!(!said.trim_end().contains(char::is_control), "{said:?}");
+}
+
+#[test]
 fn errors_are_one_sentence_and_an_exit_code() {
     let dir = directory();
     let running = Running::start(dir.path(), &[]);

@@ -16,7 +16,7 @@ use saturnmq_storage::format::record::Record;
 use serde_json::{Map, Value, json};
 
 use super::cluster::{Cluster, RoutedQueue, masters_of, queues_of};
-use super::{AdminError, Output};
+use super::{AdminError, Output, on_one_line};
 use crate::names;
 use crate::state_json::now_ms;
 
@@ -383,35 +383,22 @@ pub fn show(record: &Record<'_>, to: &mut Output<'_>) -> Result<(), AdminError> 
         local_time(record.store_timestamp()),
         record.queue_id(),
         record.queue_offset(),
-        value(property::UNIQUE_KEY).unwrap_or("-")
+        on_one_line(value(property::UNIQUE_KEY).unwrap_or("-"))
     );
     for (label, name) in [("tag", property::TAGS), ("keys", property::KEYS)] {
         if let Some(value) = value(name) {
-            line.push_str(&format!(" {label}={value}"));
+            line.push_str(&format!(" {label}={}", on_one_line(value)));
         }
     }
     line.push_str("  ");
     match (readable, packed) {
-        (Some(text), _) => line.push_str(&printable(&text)),
+        (Some(text), _) => line.push_str(&on_one_line(&text)),
         (None, Some(method)) => {
             line.push_str(&format!("<{} bytes, {method} compressed>", body.len()));
         }
         (None, None) => line.push_str(&format!("<{} bytes>", body.len())),
     }
     to.line(&line)
-}
-
-/// Text that cannot take over a terminal: control characters but line ends and tabs are escaped.
-fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() && c != '\n' && c != '\t' {
-            shown.extend(c.escape_default());
-        } else {
-            shown.push(c);
-        }
-    }
-    shown
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -428,7 +415,7 @@ mod tests {
 
     #[test]
     fn bodies_are_shown_without_what_moves_a_cursor() {
-        assert_eq!(printable("a\tb\n\u{1b}[2J"), "a\tb\n\\u{1b}[2J");
+        assert_eq!(on_one_line("a\tb\n\u{1b}[2J"), "a\tb\\n\\u{1b}[2J");
         assert_eq!(hex(&[0, 0xab, 0xff]), "00abff");
     }
 

@@ -85,6 +85,25 @@ fn counted(count: impl ToString, noun: &str) -> String {
     format!("{count} {noun}{plural}")
 }
 
+/// Text of others that cannot take over a terminal: control characters but line ends and tabs are
+/// escaped.
+pub fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() && c != '\n' && c != '\t' {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// The same on one line.
+fn on_one_line(text: &str) -> String {
+    printable(text).replace('\n', "\\n")
+}
+
 /// Where results go, and in which form.
 pub struct Output<'a> {
     /// JSON for scripts instead of tables for people.
@@ -110,7 +129,7 @@ impl Output<'_> {
     /// The stream's.
     pub fn line(&mut self, text: &str) -> Result<(), AdminError> {
         if !self.json {
-            writeln!(self.out, "{text}")?;
+            writeln!(self.out, "{}", printable(text))?;
             self.out.flush()?;
         }
         Ok(())

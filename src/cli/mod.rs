@@ -65,7 +65,9 @@ fn finish<E: std::fmt::Display>(outcome: Result<(), E>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            crate::bench::tell(&format!("saturnmq: {error}"));
+            // It may hold what a server said.
+            let text = crate::admin::printable(&error.to_string());
+            crate::bench::tell(&format!("saturnmq: {text}"));
             ExitCode::FAILURE
         }
     }

@@ -495,8 +495,16 @@ mod tests {
             ("messageDelayLevel", "1s 36526d", "at most 36525d"),
             ("deleteWhen", "", "from 0 to 23"),
             ("regionId", "a\u{1}b", "without control characters"),
-            ("regionId", &"r".repeat(VALUE_MAX + 1), "at most 4096 bytes"),
-            ("deleteWhen", &"4;".repeat(VALUE_MAX), "at most 4096 bytes"),
+            (
+                "regionId",
+                "r".repeat(VALUE_MAX + 1).as_str(),
+                "at most 4096 bytes",
+            ),
+            (
+                "deleteWhen",
+                "4;".repeat(VALUE_MAX).as_str(),
+                "at most 4096 bytes",
+            ),
         ] {
             let key = find(name).expect(name);
             let expected = key.check(value).expect_err(name);

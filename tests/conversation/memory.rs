@@ -255,14 +255,18 @@ fn large_requests_that_wait_for_a_state_file_stay_with_the_client() {
     let mut text = String::new();
     reader.read_to_string(&mut text).expect("what it wrote");
     assert!(text.contains("New"), "{text}");
-    // Syncing a pipe fails, so those that were held are told; the others are stored.
+    // Syncing a pipe fails, so those that were held are told; when it is written again others are
+    // stored.
     let codes: Vec<i32> = opaques
         .iter()
         .map(|&opaque| talk.answer(opaque).code)
         .collect();
     writer.join().expect("the writer");
     assert!(codes.iter().all(|code| [0, 1].contains(code)), "{codes:?}");
-    let refused = codes.iter().filter(|code| **code == 1).count();
-    assert!((1..=17).contains(&refused), "{codes:?}");
     assert!([0, 1].contains(&other.answer(small).code));
+    while other
+        .ask(310, &send_fields("New", "0", "", "false"), &body)
+        .code
+        != 0
+    {}
 }
