@@ -36,12 +36,11 @@ impl Wanted {
     /// Every message.
     pub const ALL: Self = Self::Tags(TagFilter::All);
 
-    /// What the filter of `expression` takes in memory, roughly, in bytes.
-    pub fn bytes(&self, expression: &str) -> usize {
+    /// What it takes in memory, roughly, in bytes.
+    pub fn bytes(&self) -> usize {
         match self {
             Self::Tags(TagFilter::Codes(codes)) => size_of_val::<[i32]>(codes),
-            // The tree of an expression is larger than its text, by no more than this.
-            Self::Selected(_) => 64 * expression.len(),
+            Self::Selected(selector) => selector.bytes(),
             Self::Tags(TagFilter::All) | Self::SelectedByOrigin(_) => 0,
         }
     }
@@ -153,7 +152,7 @@ impl Subscription {
         let data = &self.data;
         let tags: usize = data.tags_set.iter().map(|tag| EACH + tag.len()).sum();
         let filter = self.filter.as_ref();
-        let codes = filter.map_or(0, |filter| filter.bytes(&data.sub_string));
+        let codes = filter.map_or(0, Wanted::bytes);
         let text = 2 * self.topic.len() + data.sub_string.len() + data.expression_type.len();
         size_of::<Self>() + EACH + text + tags + codes + 8 * data.code_set.len()
     }

@@ -64,6 +64,8 @@ pub struct Selector {
     uses: Box<[usize]>,
     /// Parts of the expression.
     parts: usize,
+    /// Bytes of its text.
+    length: usize,
 }
 
 /// Properties whose values are found without an allocation.
@@ -95,7 +97,14 @@ impl Selector {
             names: names.into_boxed_slice(),
             uses: uses.into_boxed_slice(),
             parts,
+            length: text.len(),
         })
+    }
+
+    /// What it takes in memory, roughly, in bytes: the tree of an expression is larger than its
+    /// text, by no more than this.
+    pub fn bytes(&self) -> usize {
+        64 * self.length
     }
 
     /// Whether a message with these properties is wanted. What cannot be compared is not. Adds

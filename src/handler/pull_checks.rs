@@ -208,8 +208,7 @@ fn own_filter(live: &LiveConfig, pull: &PullRequest<'_>) -> Result<Filter, Answe
     if !subscription::is_tag(kind) && !live.enable_property_filter {
         return Err(unsupported(kind).into());
     }
-    let bytes = filter.bytes(expression);
-    Ok(Filter::Own(filter, bytes))
+    Ok(Filter::Own(filter))
 }
 
 /// What a subscription of a kind is answered while `enablePropertyFilter` is off.

@@ -9,7 +9,7 @@ const MANY: usize = 24;
 
 /// A broker on one core with `count` large messages in queue 0 of `Big`, which are old by then.
 fn with_large_messages(count: usize) -> (Running, tempfile::TempDir, Vec<String>) {
-    let mut more = vec!["--cores", "1", "--set", "tailCacheBytes=4194304"];
+    let mut more = vec!["--cores", "1", "--set", "tailCacheBytes=16777216"];
     more.extend(["--set", "mappedFileSizeCommitLog=16777216"]);
     let (running, dir) = broker(&more);
     let mut talk = Talk::to(running.address("broker"));
@@ -18,7 +18,7 @@ fn with_large_messages(count: usize) -> (Running, tempfile::TempDir, Vec<String>
         .map(|_| talk.send_message("Big", 0, "KEYS\u{1}k\u{2}", &body).ext["msgId"].clone())
         .collect();
     // Those behind push the others out of the memory for new ones.
-    for _ in 0..2 {
+    for _ in 0..7 {
         talk.send_message("Big", 1, "", &body);
     }
     (running, dir, ids)
@@ -228,6 +228,7 @@ fn large_requests_that_wait_for_a_state_file_stay_with_the_client() {
     let (running, dir) = broker(&more);
     // Writing topics.json goes on when somebody reads what it writes.
     let fifo = dir.path().join("config/topics.json.tmp");
+    std::fs::create_dir_all(dir.path().join("config")).expect("its directory");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
     let mut talk = Talk::to(running.address("broker"));
     let body = vec![b'x'; 4_000_000];
@@ -254,7 +255,7 @@ fn large_requests_that_wait_for_a_state_file_stay_with_the_client() {
     std::fs::remove_file(&fifo).expect("away");
     let mut text = String::new();
     reader.read_to_string(&mut text).expect("what it wrote");
-    assert!(text.contains("New"), "{text}");
+    assert!(text.contains("dataVersion"), "{text}");
     // Syncing a pipe fails, so those that were held are told; when it is written again others are
     // stored.
     let codes: Vec<i32> = opaques

@@ -9,8 +9,8 @@ use crate::subscription::{Subscription, Wanted};
 pub enum Filter {
     /// Those of a registered subscription.
     Shared(Arc<Subscription>),
-    /// Those of the expression in the request, and what it takes in memory, in bytes.
-    Own(Wanted, usize),
+    /// Those of the expression in the request.
+    Own(Wanted),
 }
 
 impl Filter {
@@ -19,7 +19,7 @@ impl Filter {
         match self {
             // A pull with a subscription that cannot be compiled is refused before it gets here.
             Self::Shared(subscription) => subscription.filter.as_ref().unwrap_or(&Wanted::ALL),
-            Self::Own(filter, _) => filter,
+            Self::Own(filter) => filter,
         }
     }
 
@@ -27,7 +27,7 @@ impl Filter {
     pub(super) fn own_bytes(&self) -> usize {
         match self {
             Self::Shared(_) => 0,
-            Self::Own(_, bytes) => *bytes,
+            Self::Own(filter) => filter.bytes(),
         }
     }
 }
