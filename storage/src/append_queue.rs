@@ -178,6 +178,7 @@ pub(crate) fn port(limits: PortLimits, bell: Arc<Doorbell>) -> (AppendPort, Port
     };
     let end = PortEnd {
         entries: entry_consumer,
+        seen: 0,
         results: result_producer,
     };
     (port, end)
@@ -382,6 +383,8 @@ impl Entry {
 /// The writer's end of a port.
 pub(crate) struct PortEnd {
     entries: rtrb::Consumer<u8>,
+    /// Bytes of entries that were there at the last [`Self::look`], less those taken since.
+    seen: usize,
     results: rtrb::Producer<AppendResult>,
 }
 
@@ -389,6 +392,18 @@ impl PortEnd {
     /// Whether an entry waits.
     pub fn has_entries(&self) -> bool {
         !self.entries.is_empty()
+    }
+
+    /// Sees the entries that are there now: what comes later is not [`Self::peek_seen`]. Whether
+    /// there are any.
+    pub fn look(&mut self) -> bool {
+        self.seen = self.entries.slots();
+        self.seen > 0
+    }
+
+    /// The header of the entry that is next, if it was there at the last [`Self::look`].
+    pub fn peek_seen(&mut self) -> Option<Entry> {
+        if self.seen == 0 { None } else { self.peek() }
     }
 
     /// The header of the entry that is next.
@@ -403,7 +418,9 @@ impl PortEnd {
 
     /// Takes the entry just peeked at: shows its bytes, in one or two pieces, and frees their room.
     pub fn take(&mut self, entry: &Entry, look: impl FnOnce(&[u8], &[u8])) {
-        let chunk = self.entries.read_chunk(HEADER + entry.len as usize);
+        let len = HEADER + entry.len as usize;
+        self.seen = self.seen.saturating_sub(len);
+        let chunk = self.entries.read_chunk(len);
         // An entry is committed whole, so a peeked header has its bytes behind it.
         let chunk = chunk.expect("a peeked entry is complete");
         let (first, second) = chunk.as_slices();

@@ -208,6 +208,8 @@ pub(crate) struct Writer<D: Disk, F, Q> {
     dispatcher: DispatchSender,
     metrics: Arc<WriteMetrics>,
     last_store_timestamp: i64,
+    /// The wall clock, in milliseconds; without one the time of the turn counts.
+    clock: Option<fn() -> i64>,
     /// Attached files, oldest first; the last one is active.
     attached: VecDeque<Attached>,
     /// The file the log goes on in, once everything before it is submitted.
@@ -259,6 +261,7 @@ where
             dispatcher: parts.dispatcher,
             metrics: parts.metrics,
             last_store_timestamp: parts.last_store_timestamp,
+            clock: None,
             attached: VecDeque::with_capacity(MAX_FILES),
             rolling_to: None,
             in_flight: VecDeque::with_capacity(MAX_REQUESTS),
@@ -278,6 +281,12 @@ where
             writer.attach(active)?;
         }
         Ok(writer)
+    }
+
+    /// Reads the wall clock itself, when it has seen what there is to store.
+    pub fn with_clock(mut self, clock: fn() -> i64) -> Self {
+        self.clock = Some(clock);
+        self
     }
 
     /// The disk, for sleeping on it.

@@ -73,17 +73,25 @@ where
         let free = BATCHES_IN_FLIGHT
             .saturating_sub(self.in_flight.len())
             .max(1) as u64;
+        let mut wall_ms = None;
         let mut dry_ports = 0;
         while dry_ports < self.ports.len() {
             if self.tail.end() - self.submitted >= free * BATCH_BYTES {
                 return Staged::More;
             }
             let port = self.next_port;
-            match self.ports[port].peek() {
-                None => dry_ports += 1,
+            match self.ports[port].peek_seen() {
+                None => {
+                    dry_ports += 1;
+                    if dry_ports == self.ports.len() && self.look() {
+                        dry_ports = 0;
+                        wall_ms = Some(self.wall_ms(now));
+                    }
+                }
                 Some(entry) => {
                     dry_ports = 0;
-                    match self.stage_entry(now, port, entry) {
+                    let wall_ms = *wall_ms.get_or_insert_with(|| self.wall_ms(now));
+                    match self.stage_entry(wall_ms, port, entry) {
                         Step::Taken => {}
                         Step::Rolling => return Staged::More,
                         Step::Blocked => return Staged::Blocked,
@@ -93,6 +101,21 @@ where
             self.next_port = (port + 1) % self.ports.len();
         }
         Staged::Dry
+    }
+
+    /// Sees what the ports have by now; whether that is anything.
+    fn look(&mut self) -> bool {
+        let mut any = false;
+        for port in &mut self.ports {
+            any |= port.look();
+        }
+        any
+    }
+
+    /// The time of the entries that were seen: no record is stored before it was sent, however long
+    /// this turn takes. What comes due is counted from it.
+    fn wall_ms(&self, now: Now) -> i64 {
+        self.clock.map_or(now.wall_ms, |clock| clock())
     }
 
     /// Whether the block that the next record starts in is being written: its buffer must not
@@ -107,7 +130,7 @@ where
                 .any(|write| !write.done && write.end == end)
     }
 
-    fn stage_entry(&mut self, now: Now, port: usize, entry: Entry) -> Step {
+    fn stage_entry(&mut self, wall_ms: i64, port: usize, entry: Entry) -> Step {
         let at = self.tail.end();
         let len = u64::from(entry.len);
         assert!(
@@ -127,7 +150,7 @@ where
         if !self.reserve(at + len) {
             return Step::Blocked;
         }
-        self.last_store_timestamp = self.last_store_timestamp.max(now.wall_ms);
+        self.last_store_timestamp = self.last_store_timestamp.max(wall_ms);
         let place = Place {
             offset: at,
             queue_offset: if entry.assign_offset { queue_offset } else { 0 },

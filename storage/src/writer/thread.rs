@@ -422,7 +422,7 @@ impl<Q: QueueOffsets> Seed<Q> {
         match self.into_writer(disk) {
             Ok((writer, mut wake)) => {
                 report(started, Ok(found));
-                turn_until_finished(writer, &bell, &stop, &mut *wake);
+                turn_until_finished(writer.with_clock(wall_ms), &bell, &stop, &mut *wake);
             }
             Err(error) => report(started, Err(error)),
         }
@@ -476,6 +476,12 @@ fn report(to: &mpsc::SyncSender<io::Result<Started>>, what: io::Result<Started>)
     let _ = to.send(what);
 }
 
+/// The wall clock, in milliseconds since 1970.
+fn wall_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_millis() as i64
+}
+
 fn turn_until_finished<D: Disk, Q: QueueOffsets>(
     mut writer: Writer<D, PreparedFiles, Q>,
     bell: &Doorbell,
@@ -490,11 +496,8 @@ fn turn_until_finished<D: Disk, Q: QueueOffsets>(
         if stopping {
             writer.stop();
         }
-        let wall = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
         let now = Now {
-            wall_ms: wall.as_millis() as i64,
+            wall_ms: wall_ms(),
             monotonic: started.elapsed(),
         };
         let turn = writer.turn(now, wake);

@@ -18,6 +18,7 @@ use crate::watermarks::Watermarks;
 use crate::writer::{LogFile, Now, Writer, WriterParts};
 
 const FILE_SIZE: u64 = 64 << 20;
+const TURN_MS: i64 = 1_700_000_000_000;
 
 struct Rig {
     writer: Writer<UringDisk, PreparedFiles, TestQueues>,
@@ -93,7 +94,8 @@ fn rig() -> Rig {
     }
 }
 
-fn send(rig: &mut Rig, messages: u64) {
+/// Sends, in turns that began at [`TURN_MS`]; when the first message was stored, ms.
+fn send(rig: &mut Rig, messages: u64) -> i64 {
     let host = "127.0.0.1:10911".parse().expect("address");
     let body = [7; 1000];
     let parts = MessageParts {
@@ -109,19 +111,20 @@ fn send(rig: &mut Rig, messages: u64) {
         body: &body,
         properties: &[b"TAGS\x01a\x02"],
     };
-    let (mut sent, mut answered) = (0, 0);
+    let (mut sent, mut answered, mut first_ms) = (0, 0, i64::MAX);
     for turn in 0..1_000_000 {
         while sent < messages && rig.port.push_to_slot(sent, 0, &parts).is_ok() {
             sent += 1;
         }
         rig.port.submit();
         let now = Now {
-            wall_ms: 1_700_000_000_000,
+            wall_ms: TURN_MS,
             monotonic: Duration::from_millis(turn),
         };
         rig.writer.turn(now, &mut |_| ());
         while let Some(result) = rig.port.pop() {
-            assert!(result.outcome.is_ok());
+            let stored = result.outcome.map(|appended| appended.store_timestamp);
+            first_ms = first_ms.min(stored.unwrap_or(0));
             answered += 1;
         }
         while let Some(item) = rig.receiver.pop() {
@@ -129,7 +132,7 @@ fn send(rig: &mut Rig, messages: u64) {
                 .advance_dispatched(item.physical_offset + u64::from(item.size));
         }
         if answered == messages {
-            return;
+            return first_ms;
         }
         let waited = rig.writer.disk().wait(Some(Duration::from_millis(1)));
         waited.expect("wait");
@@ -141,9 +144,18 @@ fn send(rig: &mut Rig, messages: u64) {
 fn steady_state_allocates_nothing() {
     let mut rig = rig();
     send(&mut rig, 3000);
-    let counted = allocation_counter::measure(|| send(&mut rig, 20_000));
+    let counted = allocation_counter::measure(|| {
+        assert_eq!(send(&mut rig, 20_000), TURN_MS);
+    });
     assert_eq!(
         counted.count_total, 0,
         "allocations while sending 20,000 messages"
     );
+}
+
+#[test]
+fn no_message_is_stored_before_it_was_sent_however_long_a_turn_takes() {
+    let mut rig = rig();
+    rig.writer = rig.writer.with_clock(|| TURN_MS + 5);
+    assert_eq!(send(&mut rig, 100), TURN_MS + 5);
 }
