@@ -350,3 +350,29 @@ fn in_light_queue(record: &Record<'_>, place: u64, queue: &Queue, offset: i64) -
     });
     walked.is_ok() && found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_costs_one_entry_and_the_next_question_starts_another_thread() {
+        let mending = Mending::default();
+        {
+            let mut state = mending.lock();
+            state.running = true;
+            state.wanted.extend([(0, 1), (0, 2)]);
+        }
+        let ended = std::thread::scope(|scope| {
+            let run = || {
+                let _goes_on = GoesOn(&mending);
+                std::panic::panic_any("on purpose");
+            };
+            scope.spawn(run).join()
+        });
+        assert!(ended.is_err());
+        let state = mending.lock();
+        assert!(!state.running, "nobody would start another");
+        assert_eq!(state.wanted, [(0, 2)]);
+    }
+}
