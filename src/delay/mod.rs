@@ -24,6 +24,7 @@ use crate::core::now_ms;
 use crate::handler::properties::{REAL_QID, REAL_TOPIC};
 use crate::names;
 use crate::services::ServiceContext;
+use crate::topics::{AutoCreate, PERM_READ, PERM_WRITE, Topic, TopicConfig};
 use seen::Seen;
 use window::Window;
 
@@ -340,8 +341,11 @@ fn append(
     if !broker.store.state().is_writable() {
         return Due::Later;
     }
-    let Some(known) = broker.topics.get(topic) else {
-        return skip(level, TOPIC_DELETED);
+    let Some(known) = real_topic(&broker, topic, queue_id) else {
+        return skip(
+            level,
+            "their topic is missing and there is room for no more",
+        );
     };
     if known.config.has_batch_queues() {
         return skip(level, "their topic has queue.type=BatchCQ");
@@ -377,6 +381,43 @@ fn append(
             skip(level, "they are illegal")
         }
     }
+}
+
+/// Queues of a topic that a producer of Apache's asks for.
+const QUEUES: i32 = 4;
+
+/// The topic of a message that is due. One that is missing is made as a send would make it, and
+/// where that may not be with the queue of the message: Apache stores the message whether there is
+/// a topic or not. `None` when there are too many.
+pub(crate) fn real_topic(broker: &Broker, name: &str, queue_id: i32) -> Option<Arc<Topic>> {
+    if let Some(topic) = broker.topics.get(name) {
+        return Some(topic);
+    }
+    tracing::warn!(
+        topic = name,
+        "a message is due in a topic that is missing: it is made"
+    );
+    if queue_id < QUEUES && !name.starts_with(names::RETRY_PREFIX) {
+        let enabled = broker.live.load().auto_create_topic;
+        let template = names::AUTO_CREATE_TOPIC;
+        match broker
+            .topics
+            .auto_create(name, template, QUEUES, 0, enabled)
+        {
+            AutoCreate::Existing(topic) | AutoCreate::Created(topic, _)
+                if queue_id < topic.config.read_queues =>
+            {
+                return Some(topic);
+            }
+            AutoCreate::Existing(_) | AutoCreate::Created(..) | AutoCreate::Refused(_) => {}
+        }
+    }
+    let config = TopicConfig::new(name, queue_id.checked_add(1)?, PERM_READ | PERM_WRITE);
+    if let Err(full) = broker.topics.check_room(std::slice::from_ref(&config)) {
+        tracing::error!(topic = name, %full, "a topic cannot be made");
+        return None;
+    }
+    Some(broker.topics.create_if_absent(config).0)
 }
 
 /// Leaves a message out: it counts as delivered.

@@ -21,11 +21,12 @@ pub(super) struct SlotEnd {
 }
 
 impl SlotEnd {
-    /// Slots before `write_ms`, a time that has passed.
-    pub(super) fn new(write_ms: i64, broker: &Broker) -> Self {
+    /// Slots before `write_ms`, a time that has passed; the log was acknowledged up to `log_end`
+    /// when that was seen.
+    pub(super) fn new(write_ms: i64, log_end: u64) -> Self {
         Self {
             write_ms,
-            log_end: broker.store.watermarks().acknowledged(),
+            log_end,
             queue_end: None,
         }
     }

@@ -12,6 +12,7 @@ use saturnmq_storage::format::record::Record;
 
 use super::service::TimerStep;
 use crate::core::now_ms;
+use crate::delay::real_topic;
 use crate::handler::properties::{
     self, NAME_END, PAIR_END, REAL_QID, REAL_TOPIC, TIMER_DELETES, TIMER_DEQUEUE_MS,
     TIMER_ENQUEUE_MS, TIMER_OUT_MS, TIMER_ROLL_TIMES,
@@ -159,8 +160,8 @@ impl<'r> Timed<'r> {
             true => (names::TIMER_TOPIC, 0),
             false => (self.topic, self.queue_id),
         };
-        let Some(topic) = broker.topics.get(name) else {
-            return Sent::Never("its topic was deleted");
+        let Some(topic) = real_topic(&broker, name, queue_id) else {
+            return Sent::Never("its topic is missing and there is room for no more");
         };
         if topic.config.has_batch_queues() {
             return Sent::Never("its topic has queue.type=BatchCQ");

@@ -13,6 +13,7 @@ pub(crate) mod message;
 pub mod question;
 pub mod service;
 mod slot;
+mod topic;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU64, Ordering};

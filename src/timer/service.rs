@@ -1,6 +1,7 @@
 //! The timers' part of the services thread: enters messages, delivers slots, notes how far it is.
 
 mod check_point;
+mod opening;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use saturnmq_storage::append_queue::{AppendFailure, Appended};
 use saturnmq_storage::error::ReadError;
 use saturnmq_storage::format::record::Record;
-use saturnmq_storage::format::timer::{Item, WHEEL_SLOTS};
+use saturnmq_storage::format::timer::WHEEL_SLOTS;
 use saturnmq_storage::layout::Layout;
 use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::reader::StoreReader;
@@ -23,7 +24,6 @@ use super::question::Answers;
 use super::slot::{Delivery, Progress, Tools, waiting};
 use crate::broker::Broker;
 use crate::core::now_ms;
-use crate::names;
 use crate::services::ServiceContext;
 use crate::topics::Topic;
 
@@ -84,6 +84,10 @@ struct Open {
     ending: Option<SlotEnd>,
     direct: Direct,
     slot: Option<Delivery>,
+    /// Nothing is entered until the files are mended.
+    mends: bool,
+    /// The slot for which they were last.
+    mended_tick: Option<i64>,
     next_check: Instant,
     check_interval: Duration,
     idle_check: Instant,
@@ -165,9 +169,10 @@ impl TimerService {
         let live = services.broker.live.load();
         let stops = (live.timers.stop_enqueue, live.timers.stop_dequeue);
         drop(live);
-        open.see_clock(&services.broker, stops.0);
+        let acknowledged = services.broker.store.watermarks().acknowledged();
+        open.see_clock(acknowledged, stops.0, now_ms());
         let mut next = open.slot_end(now);
-        if !stops.0 && !open.is_far_behind() {
+        if !stops.0 && !open.mends && !open.is_far_behind() {
             let entered = open.enter(services, &queue, self.watcher, now)?;
             let entered = open.end_slots(&services.broker, &queue, entered, now);
             next = soonest(next, entered, now);
@@ -197,7 +202,7 @@ impl TimerService {
             TimerStep::Direct { topic, .. } => (topic, false),
         };
         let counters = &broker.timers.counters;
-        // A topic that was deleted meanwhile takes its messages with it.
+        // In a topic that was deleted meanwhile it is tried again: the topic is made anew.
         let settled = match outcome {
             Ok(appended) => {
                 let bytes = appended.end - appended.physical_offset;
@@ -208,10 +213,6 @@ impl TimerService {
                 } else {
                     &counters.delivered
                 });
-                true
-            }
-            Err(AppendFailure::QueueGone) => {
-                count(&counters.dropped);
                 true
             }
             Err(failure) => {
@@ -248,7 +249,7 @@ impl TimerService {
 /// What comes first: a time, or what a step came to.
 fn soonest(next: Option<Instant>, progress: Progress, now: Instant) -> Option<Instant> {
     let other = match progress {
-        Progress::More => Some(now),
+        Progress::More | Progress::Broken => Some(now),
         Progress::Until(until) => Some(until),
         Progress::Waits | Progress::Done => None,
     };
@@ -256,66 +257,13 @@ fn soonest(next: Option<Instant>, progress: Progress, now: Instant) -> Option<In
 }
 
 impl Open {
-    fn new(broker: &Broker, reader: &mut StoreReader, clean: bool) -> Result<Self, TimerError> {
-        let layout = Layout::new(broker.config.root());
-        let settings = broker.config.timers.settings;
-        let now = now_ms();
-        let (mut store, report) =
-            TimerStore::open(&layout, settings, now, |item| is_message(reader, item))?;
-        let read_ms = settings.round(store.check().read_ms);
-        let said_ms = report.said_ms.max(read_ms);
-        let clean = clean && !report.unchecked;
-        let max = broker.timer_queue().map_or(0, |queue| queue.max_offset());
-        let next = store.queue_offset().min(max);
-        tracing::info!(
-            waiting = store.waiting(),
-            next,
-            read_ms,
-            scanned = report.scanned_items,
-            rebuilt = report.rebuilt,
-            lost = report.lost,
-            "timers opened"
-        );
-        let timers = &broker.timers;
-        store.each_slot(read_ms, |slot| timers.set(slot, slot.count))?;
-        let now = Instant::now();
-        Ok(Self {
-            store,
-            next,
-            // Slots that ended meanwhile take what was stored in time first.
-            write_ms: read_ms,
-            read_ms,
-            doubtful_ms: match clean {
-                true => said_ms,
-                false => said_ms.max(broker.started_ms),
-            },
-            doubtful_until: max,
-            ending: None,
-            direct: Direct::default(),
-            slot: None,
-            next_check: now,
-            check_interval: broker.config.timers.flush_interval,
-            idle_check: now,
-            next_trim: now + TRIM,
-            record: Vec::new(),
-            properties: Vec::new(),
-        })
-    }
-
     /// Notes that slots are over. They take messages until all that was acknowledged before is
     /// entered: one that deletes another must have its say. `stopped`: nothing is entered.
-    fn see_clock(&mut self, broker: &Broker, stopped: bool) {
+    fn see_clock(&mut self, acknowledged: u64, stopped: bool, now_ms: i64) {
         let settings = self.store.settings();
-        let write_ms = settings.round(now_ms());
+        let write_ms = settings.round(now_ms);
         if write_ms + settings.precision_ms < self.write_ms && self.slot.is_none() {
-            tracing::warn!(
-                by_ms = self.write_ms - write_ms,
-                "the clock was put back: timer messages wait for it again"
-            );
-            // Slots that were delivered are found to be so by the index.
-            self.doubtful_ms = self.doubtful_ms.max(self.write_ms);
-            (self.read_ms, self.write_ms) = (write_ms, write_ms);
-            self.ending = None;
+            self.put_back(write_ms);
         }
         if write_ms <= self.write_ms {
             return;
@@ -324,8 +272,20 @@ impl Open {
             self.ending = None;
             self.write_ms = write_ms;
         } else if self.ending.is_none() {
-            self.ending = Some(SlotEnd::new(write_ms, broker));
+            self.ending = Some(SlotEnd::new(write_ms, acknowledged));
         }
+    }
+
+    /// The clock was put back to `write_ms`.
+    fn put_back(&mut self, write_ms: i64) {
+        tracing::warn!(
+            by_ms = self.write_ms - write_ms,
+            "the clock was put back: timer messages wait for it again"
+        );
+        // Slots that were delivered are found to be so by the index.
+        self.doubtful_ms = self.doubtful_ms.max(self.write_ms);
+        (self.read_ms, self.write_ms) = (write_ms, write_ms);
+        self.ending = None;
     }
 
     /// When the slot that takes messages now is over; `None` while one is being ended.
@@ -401,6 +361,10 @@ impl Open {
                 self.gone(services, offset, again, first);
                 continue;
             }
+            if !again && self.store.is_entered(offset) {
+                self.next = offset + 1;
+                continue;
+            }
             if !self.enter_one(services, queue, offset)? {
                 return Ok(Progress::Until(now + PAUSE));
             }
@@ -443,7 +407,6 @@ impl Open {
             }
         };
         let entered = match &message {
-            Ok(message) if self.is_entered(message) => Ok(true),
             Ok(message) => self.place(services, offset, message),
             Err(why) => {
                 let log_offset = record.map_or(-1, |record| record.physical_offset());
@@ -454,11 +417,6 @@ impl Open {
         };
         self.record = bytes;
         entered
-    }
-
-    fn is_entered(&mut self, message: &Timed<'_>) -> bool {
-        let log_offset = message.record.physical_offset();
-        self.store.is_entered(log_offset.cast_unsigned())
     }
 
     /// Where a message goes: into the wheel, or at once to its topic.
@@ -472,7 +430,9 @@ impl Open {
         let broker = Arc::clone(&services.broker);
         let timers = &broker.timers;
         let doubtful = offset < self.doubtful_until;
-        if doubtful && message.was_rolled(services) {
+        let settled = doubtful && self.store.is_settled(offset, message.time_ms);
+        if settled || doubtful && message.was_rolled(services) {
+            self.direct.answered(offset, true);
             return Ok(true);
         }
         if message.time_ms.div_euclid(precision) * precision >= self.write_ms {
@@ -517,7 +477,8 @@ impl Open {
                 Some(slot) => {
                     self.read_ms = slot.tick * precision;
                     let doubtful = self.read_ms <= self.doubtful_ms;
-                    self.slot = Some(Delivery::new(slot, doubtful));
+                    let mended = self.mended_tick == Some(slot.tick);
+                    self.slot = Some(Delivery::new(slot, doubtful, mended));
                     Progress::More
                 }
                 None => {
@@ -534,6 +495,9 @@ impl Open {
             write_ms: self.write_ms,
         };
         let progress = delivery.step(services, &mut tools, now)?;
+        if progress == Progress::Broken {
+            return self.mend(services, now);
+        }
         if progress != Progress::Done {
             return Ok(progress);
         }
@@ -555,12 +519,5 @@ impl Open {
     }
 }
 
-/// Whether the message of an item stands in the commit log.
-fn is_message(reader: &mut StoreReader, item: &Item) -> bool {
-    let mut bytes = Vec::new();
-    let offset = u64::try_from(item.log_offset).unwrap_or(u64::MAX);
-    matches!(reader.record(offset, &mut bytes), Ok(true))
-        && Record::decode(&bytes).is_ok_and(|record| {
-            record.topic() == names::TIMER_TOPIC && record.size() == item.size.cast_unsigned()
-        })
-}
+#[cfg(test)]
+mod tests;

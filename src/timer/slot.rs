@@ -14,6 +14,7 @@ use saturnmq_storage::timer::{TimerError, TimerStore, Waiting};
 use super::count;
 use super::message::{DeletedKeys, Sent, Timed, drop_message};
 use super::service::TimerStep;
+use crate::names;
 use crate::services::ServiceContext;
 
 /// Messages that the writer has not acknowledged.
@@ -34,6 +35,8 @@ pub(super) enum Progress {
     Waits,
     /// Nothing before this time.
     Until(Instant),
+    /// An item turned out to be damaged: the slot is to come again once the files are mended.
+    Broken,
     /// Everything is done.
     Done,
 }
@@ -61,6 +64,9 @@ pub(super) struct Delivery {
     pause_until: Option<Instant>,
     /// Whether an earlier run may have delivered some.
     doubtful: bool,
+    /// Whether the files were mended for this slot already.
+    mended: bool,
+    broken: bool,
 }
 
 /// What a delivery works with.
@@ -76,8 +82,8 @@ pub(super) struct Tools<'a> {
 }
 
 impl Delivery {
-    /// Begins with a slot.
-    pub(super) fn new(slot: Slot, doubtful: bool) -> Self {
+    /// Begins with a slot; `mended` says that this was tried before and the files were mended.
+    pub(super) fn new(slot: Slot, doubtful: bool, mended: bool) -> Self {
         Self {
             slot,
             phase: Phase::Collect(slot.last),
@@ -87,6 +93,8 @@ impl Delivery {
             flying: VecDeque::new(),
             pause_until: None,
             doubtful,
+            mended,
+            broken: false,
         }
     }
 
@@ -106,6 +114,12 @@ impl Delivery {
             return Ok(Progress::Until(until));
         }
         self.pause_until = None;
+        if self.broken {
+            return Ok(match self.flying.is_empty() {
+                true => Progress::Broken,
+                false => Progress::Waits,
+            });
+        }
         match self.phase {
             Phase::Collect(at) => {
                 self.collect(tools, at, now)?;
@@ -138,7 +152,11 @@ impl Delivery {
                     tick = self.slot.tick,
                     "the chain of a timer slot is broken"
                 );
-                return self.collect_by_scan(tools);
+                self.broken = !self.mended;
+                return match self.mended {
+                    true => self.collect_by_scan(tools),
+                    false => Ok(()),
+                };
             };
             self.note(at, &item);
             at = item.previous;
@@ -182,15 +200,20 @@ impl Delivery {
                 return Ok(Progress::More);
             };
             let Some(item) = tools.store.item(at)? else {
-                continue;
+                self.broken = !self.mended;
+                return Ok(Progress::More);
             };
             match read(services, &item, tools.record) {
-                Read::Whole(message) => {
-                    if let Some(key) = message.deleted_key() {
-                        self.deleted.insert(key);
-                    }
+                Read::Whole(message) => match message.deleted_key() {
+                    Some(key) => self.deleted.insert(key),
+                    // The item has the mark of another kind.
+                    None => self.left.push(at),
+                },
+                Read::Wrong(_) if !self.mended => {
+                    self.broken = true;
+                    return Ok(Progress::More);
                 }
-                Read::Never(why) => drop_message(services, item.log_offset, why),
+                Read::Wrong(why) | Read::Never(why) => drop_message(services, item.log_offset, why),
                 Read::Later => {
                     self.deletes.push(at);
                     return Ok(self.pause(now));
@@ -222,7 +245,11 @@ impl Delivery {
                     false => Progress::Waits,
                 });
             };
-            match self.one(services, tools, at)? {
+            let sent = self.one(services, tools, at)?;
+            if self.broken {
+                return Ok(Progress::More);
+            }
+            match sent {
                 Some(Sent::Later) => return Ok(self.pause(now)),
                 Some(Sent::Yes) => self.flying.push_back(at),
                 Some(Sent::Never(_)) | None => {}
@@ -240,11 +267,16 @@ impl Delivery {
         at: i64,
     ) -> Result<Option<Sent>, TimerError> {
         let Some(item) = tools.store.item(at)? else {
+            self.broken = !self.mended;
             return Ok(None);
         };
         let message = match read(services, &item, tools.record) {
             Read::Whole(message) => message,
-            Read::Never(why) => {
+            Read::Wrong(_) if !self.mended => {
+                self.broken = true;
+                return Ok(None);
+            }
+            Read::Wrong(why) | Read::Never(why) => {
                 drop_message(services, item.log_offset, why);
                 return Ok(None);
             }
@@ -261,7 +293,7 @@ impl Delivery {
             broker.timers.note(time.div_euclid(precision), 1);
             return Ok(None);
         }
-        if !rolls && self.deleted.contains(&message) {
+        if !rolls && (message.deletes() || self.deleted.contains(&message)) {
             count(&counters.deleted);
             return Ok(None);
         }
@@ -312,6 +344,8 @@ pub(super) fn waiting(message: &Timed<'_>) -> Waiting {
 /// What reading the message of an item gave.
 enum Read<'r> {
     Whole(Timed<'r>),
+    /// Nothing that the item can mean.
+    Wrong(&'static str),
     Never(&'static str),
     Later,
 }
@@ -319,22 +353,25 @@ enum Read<'r> {
 fn read<'r>(services: &mut ServiceContext, item: &Item, bytes: &'r mut Vec<u8>) -> Read<'r> {
     bytes.clear();
     let Ok(offset) = u64::try_from(item.log_offset) else {
-        return Read::Never("its place is none");
+        return Read::Wrong("its place is none");
     };
     match services.reader.record(offset, bytes) {
         Ok(true) => {}
-        Ok(false) => return Read::Never("its record is gone"),
-        Err(ReadError::Damaged { .. }) => return Read::Never("its record is damaged"),
+        Ok(false) if offset < services.broker.store.min_log_offset() => {
+            return Read::Never("its record is gone");
+        }
+        Ok(false) => return Read::Wrong("its record is gone"),
+        Err(ReadError::Damaged { .. }) => return Read::Wrong("its record is damaged"),
         Err(error) => {
             tracing::warn!(%error, "a timer message cannot be read now");
             return Read::Later;
         }
     }
     let Ok(record) = Record::decode(bytes) else {
-        return Read::Never("its record is damaged");
+        return Read::Wrong("its record is damaged");
     };
-    if record.size() != item.size.cast_unsigned() {
-        return Read::Never("its record has another size");
+    if record.size() != item.size.cast_unsigned() || record.topic() != names::TIMER_TOPIC {
+        return Read::Wrong("its record is another one");
     }
     match Timed::of(&record) {
         Ok(message) => Read::Whole(message),

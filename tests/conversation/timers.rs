@@ -7,6 +7,8 @@ use saturnmq_storage::format::record::Record;
 
 use super::*;
 
+mod damage;
+
 const WHEEL: &str = "rmq_sys_wheel_timer";
 /// Short slots.
 const QUICK: [&str; 2] = ["--set", "timerPrecisionMs=100"];

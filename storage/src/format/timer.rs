@@ -61,6 +61,25 @@ impl Item {
         self.entered_ms.wrapping_add(i64::from(self.delay_ms))
     }
 
+    /// What stands for an item that was damaged: its time is past, and it names the message of a
+    /// sound one, as Apache looks for the messages of items.
+    pub fn filler(sound: Option<&Self>) -> Self {
+        Self {
+            previous: NO_POSITION,
+            marks: mark::ITEM,
+            entered_ms: 0,
+            delay_ms: 0,
+            log_offset: sound.map_or(0, |item| item.log_offset),
+            size: sound.map_or(0, |item| item.size),
+            topic_hash: sound.map_or(0, |item| item.topic_hash),
+        }
+    }
+
+    /// Whether it only fills a place.
+    pub fn is_filler(&self) -> bool {
+        self.previous == NO_POSITION && self.entered_ms == 0 && self.delay_ms == 0
+    }
+
     /// The item's bytes.
     pub fn encode(&self) -> [u8; ITEM_SIZE] {
         let mut out = [0; ITEM_SIZE];

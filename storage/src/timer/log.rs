@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::TimerError;
+use super::check_point::sync;
 use crate::error::FileError;
 use crate::format::timer::{
     BLANK_SIZE, Entry, ITEM_SIZE, Item, PREVIOUS_AT, encode_blank, last_item_position,
@@ -191,6 +192,55 @@ impl TimerLog {
         Ok(())
     }
 
+    /// Puts `filler` into places whose items are damaged, and waits until that is on disk.
+    pub(super) fn fill(&mut self, places: &[u64], filler: &Item) -> Result<(), TimerError> {
+        self.window.clear();
+        let filler = filler.encode();
+        let mut places = places.iter().copied().peekable();
+        while let Some(first) = places.next() {
+            let mut bytes = filler.to_vec();
+            while bytes.len() < BUFFER && places.next_if_eq(&(first + bytes.len() as u64)).is_some()
+            {
+                bytes.extend_from_slice(&filler);
+            }
+            let in_file = first % self.file_size;
+            let base = first - in_file;
+            if let Some(file) = self.files.get(&base) {
+                let written = file.write_all_at(&bytes, in_file);
+                written.map_err(FileError::at("write", &self.path(base)))?;
+                self.note_dirty(base);
+            }
+        }
+        self.sync()
+    }
+
+    /// Writes the blank items that end whole files anew where they are none; how many.
+    pub(super) fn mend_blanks(&mut self) -> Result<usize, TimerError> {
+        let in_file = last_item_position(self.file_size) + ITEM_SIZE as u64;
+        let rest = i32::try_from(self.file_size - in_file).unwrap_or(i32::MAX);
+        let blank = encode_blank(rest);
+        let mut mended = Vec::new();
+        for (base, file) in self.files.range(..self.end) {
+            let mut found = [0; BLANK_SIZE];
+            if base + self.file_size > self.end {
+                continue;
+            }
+            let mut write = || {
+                file.read_exact_at(&mut found, in_file)?;
+                if found != blank {
+                    file.write_all_at(&blank, in_file)?;
+                    mended.push(*base);
+                }
+                Ok(())
+            };
+            write().map_err(FileError::at("mend", &self.path(*base)))?;
+        }
+        for base in &mended {
+            self.note_dirty(*base);
+        }
+        Ok(mended.len())
+    }
+
     fn end_file(&mut self) -> Result<(), TimerError> {
         self.write()?;
         let in_file = self.end % self.file_size;
@@ -255,7 +305,7 @@ impl TimerLog {
         self.write()?;
         while let Some(base) = self.dirty.last() {
             if let Some(file) = self.files.get(base) {
-                super::sync(&self.path(*base), file)?;
+                sync(&self.path(*base), file)?;
             }
             self.dirty.pop();
         }

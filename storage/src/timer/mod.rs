@@ -2,30 +2,33 @@
 //!
 //! A message that waits stands in the commit log, in the timer topic. The timer log holds an item
 //! for each, the timer wheel leads from a time to its items, and `timercheck` says how far both
-//! are right. All three are functions of the commit log from `timercheck` on. One thread owns
-//! them.
+//! are right. All three are functions of the timer topic and of the clock: what is damaged in them
+//! is made again from it. One thread owns them.
 
 mod check_point;
+mod fitting;
 mod log;
 mod recovery;
+mod sweep;
+mod topic;
 mod wheel;
 
-use std::collections::{HashMap, HashSet};
-use std::fs::{File, OpenOptions};
+use std::collections::HashMap;
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use thiserror::Error;
 
 use crate::error::FileError;
 use crate::format::timer::{
-    CHECK_FIELDS, CHECK_SIZE, Check, Entry, Item, NO_POSITION, Slot, WHEEL_SIZE, WHEEL_SLOTS, mark,
+    CHECK_FIELDS, Check, Entry, Item, NO_POSITION, Slot, WHEEL_SLOTS, mark,
 };
 use crate::layout::{Layout, LayoutError};
-use crate::medium;
-use check_point::{CheckPoint, Running};
+use check_point::{Running, read_check};
 use log::TimerLog;
+pub use recovery::TimerReport;
+use sweep::Seen;
+pub use topic::{Found, Looked, TimerTopic};
 use wheel::Wheel;
 
 /// Why timer state cannot be read or kept.
@@ -37,14 +40,6 @@ pub enum TimerError {
     /// A file operation failed; it may be tried again.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The wheel file is none.
-    #[error("{} has {found} bytes instead of {WHEEL_SIZE}", path.display())]
-    WheelSize {
-        /// The file.
-        path: PathBuf,
-        /// Bytes it has.
-        found: u64,
-    },
     /// A sync failed: what is on disk is not known before the next start.
     #[error("cannot sync {}: {source}; timers stand still until a restart", path.display())]
     Lost {
@@ -110,23 +105,6 @@ pub struct Waiting {
 /// Slots of a week that a missing check point does not give back.
 const BLANK_SLOTS: i64 = 60;
 
-/// What opening found.
-#[derive(Debug, Default)]
-pub struct TimerReport {
-    /// Items of the timer log that were looked at.
-    pub scanned_items: u64,
-    /// Whether the wheel was made again from the timer log.
-    pub rebuilt: bool,
-    /// Whether there was no check point.
-    pub unchecked: bool,
-    /// Whether the timer log lacks what `timercheck` says it has: everything that waits is to be
-    /// entered again from the timer topic.
-    pub lost: bool,
-    /// What `timercheck` says of slots that are done with, ms: ahead of the clock where that was
-    /// put back.
-    pub said_ms: i64,
-}
-
 /// The open files.
 #[derive(Debug)]
 pub struct TimerStore {
@@ -135,11 +113,11 @@ pub struct TimerStore {
     wheel: Wheel,
     check_path: PathBuf,
     check: Check,
-    /// Commit log offsets of messages that are in the timer log though `timercheck` does not say
-    /// so.
-    ahead: HashSet<i64>,
-    /// Whether the timer topic must be read from its beginning.
-    lost: bool,
+    /// Messages that are in the timer log whether `timercheck` says so or not.
+    seen: Seen,
+    /// While the timer topic is read again: messages before this queue offset whose times are
+    /// before this one, ms, are done with.
+    settled: Option<(i64, i64)>,
     /// Items that wait.
     waiting: i64,
     /// Whether anything changed since the last check point.
@@ -160,10 +138,9 @@ impl TimerStore {
         .any(|path| path.exists())
     }
 
-    /// Opens the files and makes them fit each other. `is_message` says whether a message stands
-    /// in the commit log where an item behind the last check point says. Without a check point
-    /// everything of the week before `now_ms` may still wait, as with Apache. Slots after `now_ms`
-    /// are not done with, whatever it says: they take messages.
+    /// Opens the files and makes them fit each other and `topic`. Without a check point everything
+    /// of the week before `now_ms` may still wait, as with Apache. Slots after `now_ms` are not
+    /// done with, whatever it says: they take messages.
     ///
     /// # Errors
     /// A file that does not belong there, or that cannot be read or written.
@@ -171,17 +148,22 @@ impl TimerStore {
         layout: &Layout,
         settings: TimerSettings,
         now_ms: i64,
-        is_message: impl FnMut(&Item) -> bool,
+        topic: &mut dyn TimerTopic,
     ) -> Result<(Self, TimerReport), TimerError> {
         let check_path = layout.timer_check();
+        let check = read_check(&check_path)?;
+        let fitted = fitting::fit(&layout.timer_log(), settings.log_file_size, &check)?;
+        if fitted.starts_over {
+            fitting::start_over(&layout.timer_log(), &check_path, &check)?;
+        }
         let mut store = Self {
             settings,
-            log: TimerLog::open(layout.timer_log(), settings.log_file_size)?,
+            log: TimerLog::open(layout.timer_log(), fitted.file_size)?,
             wheel: Wheel::open(layout.timer_wheel())?,
-            check: read_check(&check_path)?,
+            check,
             check_path,
-            ahead: HashSet::new(),
-            lost: false,
+            seen: Seen::default(),
+            settled: None,
             waiting: 0,
             changed: false,
             running: None,
@@ -198,16 +180,8 @@ impl TimerStore {
         }
         let said_ms = store.check.read_ms;
         store.check.read_ms = said_ms.min(settings.round(now_ms));
-        let mut report = recovery::recover(&mut store, is_message)?;
+        let mut report = recovery::recover(&mut store, topic, fitted.starts_over)?;
         report.unchecked = unchecked;
-        if report.lost {
-            // Before anything is entered again: the next start must not take the end of the log
-            // for what it was.
-            store.check.log_position = store.log.start().cast_signed();
-            store.check.queue_offset = 0;
-            store.check.master_queue_offset = 0;
-            write_check(&store.check_path, &store.check)?;
-        }
         report.said_ms = said_ms;
         Ok((store, report))
     }
@@ -224,13 +198,8 @@ impl TimerStore {
 
     /// Queue offset in the timer topic from which messages are to be entered.
     pub fn queue_offset(&self) -> i64 {
-        if self.lost {
-            return 0;
-        }
-        self.check
-            .queue_offset
-            .min(self.check.master_queue_offset)
-            .max(0)
+        let offset = self.check.queue_offset.min(self.check.master_queue_offset);
+        offset.max(0)
     }
 
     /// Items that wait.
@@ -238,10 +207,16 @@ impl TimerStore {
         self.waiting
     }
 
-    /// Whether a message is in the timer log already though `timercheck` does not say so; asked
-    /// once for each.
-    pub fn is_entered(&mut self, log_offset: u64) -> bool {
-        !self.ahead.is_empty() && self.ahead.remove(&log_offset.cast_signed())
+    /// Whether a message of the timer topic is in the timer log already.
+    pub fn is_entered(&self, queue_offset: i64) -> bool {
+        self.seen.has(queue_offset)
+    }
+
+    /// Whether a message that is not in the timer log, though all before it were entered, was
+    /// delivered: it was due before that.
+    pub fn is_settled(&self, queue_offset: i64, time_ms: i64) -> bool {
+        self.settled
+            .is_some_and(|(before, read_ms)| queue_offset < before && time_ms < read_ms)
     }
 
     /// Enters a message at `entered_ms`, which is rounded; gives its slot's time.
@@ -343,11 +318,10 @@ impl TimerStore {
         let from = u64::try_from(slot.first).unwrap_or(0);
         let mut found = Vec::new();
         let from = from.max(self.log.start());
-        recovery::scan(self, from, recovery::NoItem::Damage, |position, item| {
+        sweep::items(self, from, |position, item| {
             if item.time_ms().div_euclid(precision) == slot.tick {
                 found.push(position.cast_signed());
             }
-            true
         })?;
         Ok(found)
     }
@@ -362,11 +336,10 @@ impl TimerStore {
         let first = read_ms.div_euclid(precision);
         let mut counts = HashMap::new();
         let from = self.log.start();
-        recovery::scan(self, from, recovery::NoItem::Damage, |_, item| {
+        sweep::items(self, from, |_, item| {
             if item.time_ms().div_euclid(precision) >= first {
                 *counts.entry(item.topic_hash).or_default() += i64::from(weight(item.marks));
             }
-            true
         })?;
         Ok(counts)
     }
@@ -381,114 +354,6 @@ impl TimerStore {
     /// Whether there is anything to note at a check point.
     pub fn is_changed(&self) -> bool {
         self.changed
-    }
-
-    /// Puts everything on disk and notes how far it is right: messages of slots before `read_ms`
-    /// are done with, those of the timer topic before `queue_offset` are entered or delivered.
-    /// Without one, that stays as the last check point has it, and so does the position of the
-    /// timer log from which on items are known to be entered though the topic is read again.
-    ///
-    /// # Errors
-    /// [`TimerError::Lost`] ends the use of these files; others may pass.
-    pub fn check_point(
-        &mut self,
-        read_ms: i64,
-        queue_offset: Option<i64>,
-        now_ms: i64,
-    ) -> Result<(), TimerError> {
-        self.end_check_point()?;
-        let what = self.take_off(read_ms, queue_offset, now_ms)?;
-        let stored = what.store();
-        self.landed(&what, stored)
-    }
-
-    /// Begins [`TimerStore::check_point`] on a thread of its own, unless one is under way.
-    ///
-    /// # Errors
-    /// The files cannot be written; it may be tried again.
-    pub fn begin_check_point(
-        &mut self,
-        read_ms: i64,
-        queue_offset: Option<i64>,
-        now_ms: i64,
-    ) -> Result<(), TimerError> {
-        if self.running.is_none() {
-            let what = self.take_off(read_ms, queue_offset, now_ms)?;
-            self.running = Some(what.start());
-        }
-        Ok(())
-    }
-
-    /// Whether a check point that was begun is under way.
-    ///
-    /// # Errors
-    /// Of one that has ended, as those of [`TimerStore::check_point`].
-    pub fn is_checking(&mut self) -> Result<bool, TimerError> {
-        if self
-            .running
-            .as_ref()
-            .is_some_and(|running| !running.is_over())
-        {
-            return Ok(true);
-        }
-        self.end_check_point().map(|()| false)
-    }
-
-    fn end_check_point(&mut self) -> Result<(), TimerError> {
-        let Some(mut running) = self.running.take() else {
-            return Ok(());
-        };
-        let stored = running.end();
-        self.landed(&running.what, stored)
-    }
-
-    fn take_off(
-        &mut self,
-        read_ms: i64,
-        queue_offset: Option<i64>,
-        now_ms: i64,
-    ) -> Result<CheckPoint, TimerError> {
-        let log = self.log.take_dirty()?;
-        let mut check = Check {
-            read_ms,
-            version_ms: now_ms,
-            version_counter: self.check.version_counter.wrapping_add(1),
-            ..self.check
-        };
-        if let Some(queue_offset) = queue_offset {
-            check.log_position = self.log.end().cast_signed();
-            check.queue_offset = queue_offset;
-            check.master_queue_offset = queue_offset;
-            self.ahead = HashSet::new();
-        }
-        let (path, file, slots) = self.wheel.take_off().inspect_err(|_| {
-            log.iter().for_each(|(base, ..)| self.log.note_dirty(*base));
-        })?;
-        self.changed = false;
-        Ok(CheckPoint {
-            log,
-            wheel: (path, file),
-            slots,
-            check,
-            check_path: self.check_path.clone(),
-        })
-    }
-
-    fn landed(
-        &mut self,
-        what: &CheckPoint,
-        stored: Result<(), TimerError>,
-    ) -> Result<(), TimerError> {
-        self.wheel.landed(stored.is_ok());
-        if stored.is_ok() {
-            self.check = what.check;
-        } else {
-            self.changed = true;
-            for (base, ..) in &what.log {
-                self.log.note_dirty(*base);
-            }
-        }
-        stored
     }
 
     /// Brings changes of the wheel to its file, behind the items they lead to.
@@ -525,51 +390,6 @@ fn linked(slot: Option<Slot>, tick: i64, position: i64, marks: i32) -> Slot {
 /// What an item adds to the number of those that wait, as Apache counts.
 fn weight(marks: i32) -> i32 {
     if marks & mark::DELETE != 0 { -1 } else { 1 }
-}
-
-fn read_check(path: &Path) -> Result<Check, TimerError> {
-    match std::fs::read(path) {
-        Ok(bytes) => Ok(Check::decode(&bytes)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Check::default()),
-        Err(source) => Err(FileError::at("read", path)(source).into()),
-    }
-}
-
-/// All fields lie in one sector: a crash leaves the old ones or the new ones.
-fn write_check(path: &Path, check: &Check) -> Result<(), TimerError> {
-    let is_new = !path.exists();
-    let open = || {
-        OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-    };
-    let file: File = medium::name(path, open).map_err(FileError::at("open", path))?;
-    let write = || {
-        file.write_all_at(&check.encode(), 0)?;
-        if file.metadata()?.len() < CHECK_SIZE as u64 {
-            file.set_len(CHECK_SIZE as u64)?;
-        }
-        Ok(())
-    };
-    write().map_err(FileError::at("write", path))?;
-    sync(path, &file)?;
-    match path.parent() {
-        Some(parent) if is_new => medium::sync_directory(parent).map_err(lost(parent)),
-        _ => Ok(()),
-    }
-}
-
-/// Waits until a file is on disk.
-fn sync(path: &Path, file: &File) -> Result<(), TimerError> {
-    medium::sync_data(file).map_err(lost(path))
-}
-
-/// The kernel may have dropped what was written.
-fn lost(path: &Path) -> impl FnOnce(io::Error) -> TimerError {
-    let path = path.into();
-    |source| TimerError::Lost { path, source }
 }
 
 const _: () = assert!(CHECK_FIELDS <= 512 && WHEEL_SLOTS > 0);

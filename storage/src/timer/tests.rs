@@ -1,4 +1,9 @@
+use std::fs::File;
+use std::path::Path;
+
 use super::*;
+
+mod damage;
 
 const NOW: i64 = 1_700_000_000_000;
 const SETTINGS: TimerSettings = TimerSettings {
@@ -20,9 +25,46 @@ impl Place {
         Layout::new(self.0.path())
     }
 
-    fn open(&self, is_message: impl FnMut(&Item) -> bool) -> (TimerStore, TimerReport) {
-        TimerStore::open(&self.layout(), SETTINGS, NOW, is_message).unwrap()
+    fn open(&self, has: impl FnMut(u64) -> bool) -> (TimerStore, TimerReport) {
+        TimerStore::open(&self.layout(), SETTINGS, NOW, &mut Topic(has)).unwrap()
     }
+}
+
+/// A timer topic whose messages are those of [`fill`]: message n stands at n in the log and in the
+/// queue, if the topic has it.
+struct Topic<F>(F);
+
+impl<F: FnMut(u64) -> bool> TimerTopic for Topic<F> {
+    fn find(&mut self, log_offset: i64, size: i32) -> Found {
+        match u64::try_from(log_offset) {
+            Ok(n) if size == 300 && (self.0)(n) => Found::At(log_offset),
+            _ => Found::Nothing,
+        }
+    }
+
+    fn look(&mut self, log_offset: i64) -> Looked {
+        match u64::try_from(log_offset) {
+            Ok(n) if (self.0)(n) => Looked::Message(nth(n)),
+            _ => Looked::Nothing,
+        }
+    }
+}
+
+/// A topic that nothing can be read of.
+struct Unreadable;
+
+impl TimerTopic for Unreadable {
+    fn find(&mut self, _: i64, _: i32) -> Found {
+        Found::Unreadable
+    }
+
+    fn look(&mut self, _: i64) -> Looked {
+        Looked::Unreadable
+    }
+}
+
+fn nth(n: u64) -> Waiting {
+    message(NOW + 60_000 + (n % 3) as i64 * 1000, n)
 }
 
 fn message(time_ms: i64, log_offset: u64) -> Waiting {
@@ -51,8 +93,7 @@ fn chain(store: &mut TimerStore, time_ms: i64) -> Vec<i64> {
 
 fn fill(store: &mut TimerStore, range: std::ops::Range<u64>) {
     for n in range {
-        let time = NOW + 60_000 + (n % 3) as i64 * 1000;
-        store.enter(&message(time, n), NOW).unwrap();
+        store.enter(&nth(n), NOW).unwrap();
     }
 }
 
@@ -72,12 +113,12 @@ fn holds(store: &mut TimerStore, count: u64) {
 #[test]
 fn a_check_point_keeps_everything_over_a_restart() {
     let place = Place::new();
-    let (mut store, _) = place.open(|_| false);
+    let (mut store, _) = place.open(|_| true);
     fill(&mut store, 0..100);
     store.check_point(NOW, Some(100), NOW).unwrap();
     drop(store);
-    let (mut store, report) = place.open(|_| panic!("nothing stands behind the check point"));
-    assert!(!report.rebuilt && !report.lost);
+    let (mut store, report) = place.open(|_| true);
+    assert!(report.mended_slots == 0 && !report.lost);
     assert_eq!((store.queue_offset(), store.check().read_ms), (100, NOW));
     holds(&mut store, 100);
     assert_eq!(store.next_slot(NOW, NOW + 60_000).unwrap(), None);
@@ -88,19 +129,18 @@ fn a_check_point_keeps_everything_over_a_restart() {
 #[test]
 fn items_behind_the_check_point_count_once_when_their_messages_are_there() {
     let place = Place::new();
-    let (mut store, _) = place.open(|_| false);
+    let (mut store, _) = place.open(|_| true);
     fill(&mut store, 0..50);
     store.check_point(NOW, Some(50), NOW).unwrap();
     fill(&mut store, 50..80);
     // What a kill leaves: the log is written, the wheel is not.
     store.log.write().unwrap();
     drop(store);
-    let (mut store, report) = place.open(|item| item.log_offset < 70);
-    assert!(!report.rebuilt && !report.lost);
+    let (mut store, report) = place.open(|n| n < 70);
+    assert!(report.mended_slots == 0 && !report.lost);
     assert_eq!(store.queue_offset(), 50);
-    for n in 50..80 {
+    for n in 50..80i64 {
         assert_eq!(store.is_entered(n), n < 70, "{n}");
-        assert!(!store.is_entered(n), "asked once");
     }
     holds(&mut store, 70);
     fill(&mut store, 70..90);
@@ -111,7 +151,7 @@ fn items_behind_the_check_point_count_once_when_their_messages_are_there() {
 fn a_wheel_that_ran_ahead_or_is_gone_is_made_again() {
     for gone in [false, true] {
         let place = Place::new();
-        let (mut store, _) = place.open(|_| false);
+        let (mut store, _) = place.open(|_| true);
         fill(&mut store, 0..50);
         store.check_point(NOW, Some(50), NOW).unwrap();
         fill(&mut store, 50..80);
@@ -120,8 +160,8 @@ fn a_wheel_that_ran_ahead_or_is_gone_is_made_again() {
         if gone {
             std::fs::remove_file(place.layout().timer_wheel()).unwrap();
         }
-        let (mut store, report) = place.open(|item| item.log_offset < 60);
-        assert!(report.rebuilt && !report.lost);
+        let (mut store, report) = place.open(|n| n < 60);
+        assert!((report.mended_slots > 0) == gone && !report.lost);
         holds(&mut store, 60);
     }
 }
@@ -129,7 +169,7 @@ fn a_wheel_that_ran_ahead_or_is_gone_is_made_again() {
 #[test]
 fn a_lost_timer_log_is_told_and_its_rest_is_used() {
     let place = Place::new();
-    let (mut store, _) = place.open(|_| false);
+    let (mut store, _) = place.open(|_| true);
     fill(&mut store, 0..50);
     store.check_point(NOW, Some(50), NOW).unwrap();
     drop(store);
@@ -137,17 +177,17 @@ fn a_lost_timer_log_is_told_and_its_rest_is_used() {
     let log = place.layout().timer_log();
     let last = log.join("00000000000000002000");
     std::fs::remove_file(last).unwrap();
-    let (mut store, report) = place.open(|_| false);
-    assert!(report.rebuilt && report.lost);
+    let (mut store, report) = place.open(|_| true);
+    assert!(report.lost);
     assert_eq!(store.queue_offset(), 0);
     holds(&mut store, 36);
-    for n in 0..50 {
+    for n in 0..50i64 {
         assert_eq!(store.is_entered(n), n < 36, "{n}");
     }
     drop(store);
     std::fs::remove_dir_all(log).unwrap();
-    let (mut store, report) = place.open(|_| false);
-    assert!(!report.lost, "that is known already");
+    let (mut store, report) = place.open(|_| true);
+    assert!(report.lost);
     assert_eq!(store.queue_offset(), 0);
     holds(&mut store, 0);
 }
@@ -155,7 +195,7 @@ fn a_lost_timer_log_is_told_and_its_rest_is_used() {
 #[test]
 fn a_torn_item_ends_the_log_and_does_not_come_back() {
     let place = Place::new();
-    let (mut store, _) = place.open(|_| false);
+    let (mut store, _) = place.open(|_| true);
     fill(&mut store, 0..5);
     store.check_point(NOW, Some(5), NOW).unwrap();
     fill(&mut store, 5..10);
@@ -177,7 +217,7 @@ fn a_torn_item_ends_the_log_and_does_not_come_back() {
 #[test]
 fn far_messages_get_a_slot_within_the_window_and_the_roll_mark() {
     let place = Place::new();
-    let (mut store, _) = place.open(|_| false);
+    let (mut store, _) = place.open(|_| true);
     let window = SETTINGS.roll_window_slots * 1000;
     for (delay, slot, rolls) in [
         (window - 1000, window - 1000, false),
@@ -198,7 +238,7 @@ fn far_messages_get_a_slot_within_the_window_and_the_roll_mark() {
 #[test]
 fn a_message_that_deletes_counts_down_and_has_its_mark() {
     let place = Place::new();
-    let (mut store, _) = place.open(|_| false);
+    let (mut store, _) = place.open(|_| true);
     let time = NOW + 5000;
     store.enter(&message(time, 1), NOW).unwrap();
     let deleting = Waiting {
@@ -217,29 +257,16 @@ fn a_message_that_deletes_counts_down_and_has_its_mark() {
 #[test]
 fn files_whose_messages_are_gone_are_removed_but_the_last() {
     let place = Place::new();
-    let (mut store, _) = place.open(|_| false);
+    let (mut store, _) = place.open(|_| true);
     fill(&mut store, 0..60);
     store.check_point(NOW, Some(60), NOW).unwrap();
     assert_eq!(store.trim(18).unwrap(), 1);
     assert_eq!(store.trim(1000).unwrap(), 2);
     assert_eq!(store.log.start(), 3000);
     drop(store);
-    let (mut store, report) = place.open(|_| false);
-    assert!(!report.lost);
+    let (mut store, _) = place.open(|_| true);
     fill(&mut store, 60..61);
     assert_eq!(chain(&mut store, NOW + 60_000).first(), Some(&60));
-}
-
-#[test]
-fn a_wheel_of_another_size_is_refused_by_name() {
-    let place = Place::new();
-    std::fs::write(place.layout().timer_wheel(), [1; 100]).unwrap();
-    let error = TimerStore::open(&place.layout(), SETTINGS, NOW, |_| true).unwrap_err();
-    let text = error.to_string();
-    assert!(
-        text.contains("timerwheel has 100 bytes instead of 38707200"),
-        "{text}"
-    );
 }
 
 #[test]
@@ -249,7 +276,7 @@ fn a_full_wheel_cache_is_written_and_read_back() {
         log_file_size: 104_857_600,
         ..SETTINGS
     };
-    let (mut store, _) = TimerStore::open(&place.layout(), settings, NOW, |_| true).unwrap();
+    let (mut store, _) = TimerStore::open(&place.layout(), settings, NOW, &mut Unreadable).unwrap();
     let count = (1 << 16) + 10;
     for n in 0..count {
         let time = NOW + 1000 + n * 1000;
@@ -290,8 +317,9 @@ fn the_timers_of_an_apache_broker_are_carried_on_and_written_alike() {
     let log_file = layout.timer_log().join("00000000000000000000");
     let (wheel, log) = (bytes(layout.timer_wheel()), bytes(log_file.clone()));
     let closed_ms = Check::decode(&bytes(layout.timer_check())).read_ms;
-    let (mut store, report) = TimerStore::open(&layout, settings, closed_ms, |_| false).unwrap();
-    assert!(!report.rebuilt && !report.lost && !report.unchecked);
+    let (mut store, report) =
+        TimerStore::open(&layout, settings, closed_ms, &mut Unreadable).unwrap();
+    assert!(report.mended_slots == 0 && !report.lost && !report.unchecked);
     assert_eq!(store.queue_offset(), 6);
     assert_eq!(store.waiting(), 4);
     let read_ms = store.check().read_ms;
@@ -313,7 +341,7 @@ fn the_timers_of_an_apache_broker_are_carried_on_and_written_alike() {
     assert_eq!(offsets, [(0x27e, 1), (0x3be, 1), (0x643, 3), (0x500, 1)]);
     // Making everything again from the timer log gives Apache's bytes.
     store.wheel.clear().unwrap();
-    recovery::recover(&mut store, |_| false).unwrap();
+    recovery::recover(&mut store, &mut Unreadable, false).unwrap();
     store.check_point(read_ms, Some(6), NOW).unwrap();
     let ours = bytes(layout.timer_wheel());
     assert_eq!(ours.len(), wheel.len());
@@ -326,28 +354,6 @@ fn the_timers_of_an_apache_broker_are_carried_on_and_written_alike() {
 }
 
 const SLOT_BYTES: usize = crate::format::timer::SLOT_SIZE;
-
-#[test]
-fn a_damaged_item_costs_its_message_and_no_other() {
-    let place = Place::new();
-    let (mut store, _) = place.open(|_| false);
-    for n in 0..10 {
-        store.enter(&message(NOW + 60_000, n), NOW).unwrap();
-    }
-    store.check_point(NOW, Some(10), NOW).unwrap();
-    drop(store);
-    damage_item(&place, 5);
-    let (mut store, _) = place.open(|_| false);
-    let slot = store.next_slot(NOW, NOW + 100_000).unwrap().unwrap();
-    assert_eq!(store.items_by_scan(&slot).unwrap().len(), 9);
-}
-
-fn damage_item(place: &Place, number: usize) {
-    let file = place.layout().timer_log().join("00000000000000000000");
-    let mut bytes = std::fs::read(&file).unwrap();
-    bytes[number * 52 + 3] ^= 1;
-    std::fs::write(&file, bytes).unwrap();
-}
 
 /// Lets one file be removed, then no more.
 struct Killed(usize);
@@ -369,24 +375,26 @@ impl crate::medium::Witness for Killed {
 #[test]
 fn a_start_that_ends_between_two_files_it_removes_leaves_no_gap() {
     let place = Place::new();
-    let (mut store, _) = place.open(|_| false);
-    fill(&mut store, 0..90);
-    store.check_point(NOW, Some(90), NOW).unwrap();
+    let (mut store, _) = place.open(|_| true);
+    fill(&mut store, 0..10);
+    store.check_point(NOW, Some(10), NOW).unwrap();
+    fill(&mut store, 10..90);
+    store.log.write().unwrap();
     drop(store);
-    std::fs::remove_file(place.layout().timer_wheel()).unwrap();
-    damage_item(&place, 5);
     crate::medium::listen(Some(std::rc::Rc::new(std::cell::RefCell::new(Killed(0)))));
-    let killed = TimerStore::open(&place.layout(), SETTINGS, NOW, |_| true);
+    let killed = TimerStore::open(&place.layout(), SETTINGS, NOW, &mut Topic(|n| n < 10));
     crate::medium::listen(None);
     assert!(killed.is_err());
-    let (_, report) = place.open(|_| true);
-    assert!(report.lost);
+    let (mut store, report) = place.open(|_| true);
+    assert!(!report.lost);
+    // The last file is gone, and no other.
+    holds(&mut store, 72);
 }
 
 #[test]
 fn messages_are_entered_while_a_check_point_is_stored() {
     let place = Place::new();
-    let (mut store, _) = place.open(|_| false);
+    let (mut store, _) = place.open(|_| true);
     let time = NOW + 60_000;
     for n in 0..10 {
         store.enter(&message(time, n), NOW).unwrap();
@@ -409,8 +417,8 @@ fn messages_are_entered_while_a_check_point_is_stored() {
     store.check_point(NOW, Some(20), NOW).unwrap();
     assert!(!store.is_changed());
     drop(store);
-    let (mut store, report) = place.open(|_| false);
-    assert!(!report.rebuilt && !report.lost);
+    let (mut store, report) = place.open(|_| true);
+    assert!(report.mended_slots == 0 && !report.lost);
     assert_eq!((store.waiting(), store.queue_offset()), (20, 20));
     let slot = store.next_slot(NOW, NOW + 100_000).unwrap().unwrap();
     assert_eq!(slot.count, 20);

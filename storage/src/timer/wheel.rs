@@ -39,7 +39,7 @@ pub(super) struct Wheel {
 }
 
 impl Wheel {
-    /// Opens the file; makes it when it is missing or empty.
+    /// Opens the file; makes it when it is missing, or none.
     pub(super) fn open(path: PathBuf) -> Result<Self, TimerError> {
         if !path.exists() {
             create_sparse(&path, WHEEL_SIZE).map_err(FileError::at("create", &path))?;
@@ -52,12 +52,16 @@ impl Wheel {
             .metadata()
             .map_err(FileError::at("examine", &path))?
             .len();
-        match found {
-            WHEEL_SIZE => {}
-            0 => file
-                .set_len(WHEEL_SIZE)
-                .map_err(FileError::at("resize", &path))?,
-            found => return Err(TimerError::WheelSize { path, found }),
+        if found != WHEEL_SIZE {
+            if found != 0 {
+                tracing::warn!(path = %path.display(), found, expected = WHEEL_SIZE,
+                    "the timer wheel is none: it is made again from the timer log");
+            }
+            let empty = || {
+                file.set_len(0)?;
+                file.set_len(WHEEL_SIZE)
+            };
+            empty().map_err(FileError::at("resize", &path))?;
         }
         Ok(Self {
             path,
@@ -150,7 +154,12 @@ impl Wheel {
         unwritten.fold(in_file, u64::min)
     }
 
-    /// Forgets everything. No check point is being stored.
+    /// The slot of a tick has no items.
+    pub(super) fn forget(&mut self, tick: i64) {
+        self.changed.insert(slot_index(tick), Slot::default());
+    }
+
+    #[cfg(test)]
     pub(super) fn clear(&mut self) -> Result<(), TimerError> {
         self.changed.clear();
         let clear = || {
