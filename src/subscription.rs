@@ -54,6 +54,13 @@ impl PullFilter for Wanted {
         }
     }
 
+    fn needs_unit(&self) -> bool {
+        match self {
+            Self::Tags(tags) => tags.needs_unit(),
+            Self::Selected(_) | Self::SelectedByOrigin(_) => false,
+        }
+    }
+
     fn needs_record(&self) -> bool {
         !matches!(self, Self::Tags(_))
     }

@@ -13,7 +13,7 @@ use crossbeam_channel::Receiver;
 use saturnmq_net::driver::{CoreHandle, CoreSettings, spawn_core};
 use saturnmq_net::probe::Engine;
 use saturnmq_storage::append_queue::AppendPort;
-use saturnmq_storage::dispatch::WakeQueue;
+use saturnmq_storage::dispatch::{UnitBits, WakeQueue};
 use saturnmq_storage::store::{OpenReport, Opened, Store};
 
 use crate::answer::{CoreDirectory, CoreMessage};
@@ -70,12 +70,15 @@ pub fn start(resolved: Resolved, engine: &Engine, begun: Instant) -> Result<Wire
     let Resolved { config, live, .. } = resolved;
     let (directory, inboxes) = CoreDirectory::new(config.cores, INBOX);
     let directory = Arc::new(directory);
+    // Before the store: it makes units for queue entries that are missing.
+    let persist = Arc::new(Persist::new(&config.store.root));
+    let filters = RegisteredFilters::load(Arc::clone(&persist), &config.filters, now_ms())?;
+    let mut store_config = config.store.clone();
+    store_config.unit_bits = filters
+        .marks()
+        .map(|marks| UnitBits(Arc::clone(marks) as _));
     // One port for each core, and the last one for the services thread.
-    let opened = Store::open(
-        config.store.clone(),
-        config.cores + 1,
-        Arc::clone(&directory) as _,
-    )?;
+    let opened = Store::open(store_config, config.cores + 1, Arc::clone(&directory) as _)?;
     let store = Arc::clone(&opened.store);
     let parts = Parts {
         config,
@@ -83,6 +86,8 @@ pub fn start(resolved: Resolved, engine: &Engine, begun: Instant) -> Result<Wire
         directory,
         inboxes,
         opened,
+        persist,
+        filters,
         begun,
     };
     start_on_store(parts, engine).inspect_err(|_| {
@@ -98,6 +103,8 @@ struct Parts {
     directory: Arc<CoreDirectory>,
     inboxes: Vec<Receiver<CoreMessage>>,
     opened: Opened,
+    persist: Arc<Persist>,
+    filters: RegisteredFilters,
     begun: Instant,
 }
 
@@ -108,6 +115,8 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         directory,
         inboxes,
         opened,
+        persist,
+        filters,
         begun,
     } = parts;
     let Opened {
@@ -116,7 +125,6 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         mut wakes,
         report,
     } = opened;
-    let persist = Arc::new(Persist::new(&config.store.root));
     let sockets = Sockets::bind(&config)?;
     let (services, inbox) = ServicesHandle::new();
     let broker = Arc::new(Broker {
@@ -126,7 +134,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         topics: Topics::load(Arc::clone(&persist), &config.system_topics)?,
         groups: Groups::load(Arc::clone(&persist))?,
         offsets: ConsumerOffsets::load(Arc::clone(&persist))?,
-        filters: RegisteredFilters::load(Arc::clone(&persist), &config.filters, now_ms())?,
+        filters,
         delay_offsets: Arc::new(DelayOffsets::load(Arc::clone(&persist))?),
         name_server: NameServer::load(&persist, config.name_server_limits)?,
         transactions: Transactions::new(store.watermarks().appended()),

@@ -263,6 +263,7 @@ fn fixed(raw: &RawConfig, v: &Values) -> Result<Config, ConfigError> {
         filters: FilterSettings {
             error_percent: v.number("maxErrorRateOfBloomFilter"),
             expected_groups: v.number("expectConsumerNumUseFilter"),
+            marks: v.flag("enableCalcFilterBitMap") && v.flag("enableConsumeQueueExt"),
             kept_ms: v.number("filterDataCleanTimeSpan"),
         },
         http_port: port_choice(v.text("httpPort")),
@@ -430,6 +431,8 @@ fn store(raw: &RawConfig, v: &Values) -> Result<StoreConfig, ConfigError> {
     };
     store.commit_log_file_size = v.number("mappedFileSizeCommitLog");
     store.consume_queue_file_size = v.number("mappedFileSizeConsumeQueue");
+    store.write_extensions = v.flag("enableConsumeQueueExt");
+    store.extension_file_size = v.number("mappedFileSizeConsumeQueueExt");
     store.index_slots = v.number("maxHashSlotNum");
     store.index_items = v.number("maxIndexNum");
     store.message_index = v.flag("messageIndexEnable");

@@ -297,7 +297,15 @@ fn deliver(
     (queue, entry): (&Queue, &ConsumeEntry),
     record: &mut Vec<u8>,
 ) -> Due {
-    if let Some(wait) = level.wait_ms(entry.tags_code) {
+    let at = match queue.tags_code(entry) {
+        Some(at) => at,
+        // Its unit is lost.
+        None => match services.reader.store_time(queue, level.window.next()) {
+            Ok(stored) => stored.map_or(0, |stored| stored.saturating_add(level.delay_ms)),
+            Err(error) => return later(level, &error),
+        },
+    };
+    if let Some(wait) = level.wait_ms(at) {
         return Due::In(wait);
     }
     record.clear();

@@ -27,6 +27,11 @@ impl Shape {
         }
     }
 
+    /// Bytes that hold the bits.
+    pub fn bytes(self) -> usize {
+        usize::try_from(self.bits).unwrap_or(0).div_ceil(8)
+    }
+
     /// The bits that a group sets for a topic, in order of their computation.
     pub fn positions(self, group: &str, topic: &str) -> Vec<i32> {
         let name = format!("{group}#{topic}");

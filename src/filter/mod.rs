@@ -12,6 +12,7 @@ use thiserror::Error;
 mod bloom;
 mod evaluate;
 mod lexer;
+pub mod marks;
 mod parser;
 pub mod registered;
 mod syntax;

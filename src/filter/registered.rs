@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use super::SQL92;
 use super::bloom::Shape;
+use super::marks::{Hint, Marks};
 use crate::persist::{File, LoadError, Persist};
 use crate::state_json::JsonWriter;
 
@@ -39,10 +40,33 @@ impl Filter {
     }
 }
 
+/// A filter in the file.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct StoredFilter {
+    #[serde(flatten)]
+    filter: Filter,
+    bloom_filter_data: Option<BloomFilterData>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct BloomFilterData {
+    bit_num: i64,
+    bit_pos: Vec<i64>,
+}
+
+impl BloomFilterData {
+    fn is_of(&self, shape: Shape) -> bool {
+        let hashes = usize::try_from(shape.hashes).ok();
+        self.bit_num == i64::from(shape.bits) && Some(self.bit_pos.len()) == hashes
+    }
+}
+
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct TopicFilters {
-    group_filter_data: BTreeMap<String, Filter>,
+    group_filter_data: BTreeMap<String, StoredFilter>,
 }
 
 #[derive(Default, Deserialize)]
@@ -120,6 +144,8 @@ pub struct RegisteredFilters {
     table: Mutex<Table>,
     persist: Arc<Persist>,
     shape: Shape,
+    /// `None` if units of queue entries get no bits.
+    marks: Option<Arc<Marks>>,
     kept_ms: i64,
 }
 
@@ -130,6 +156,9 @@ pub struct FilterSettings {
     pub error_percent: u32,
     /// `expectConsumerNumUseFilter`: groups that the Bloom filter is made for.
     pub expected_groups: u32,
+    /// `enableCalcFilterBitMap` with `enableConsumeQueueExt`: whether units of queue entries get
+    /// bits.
+    pub marks: bool,
     /// `filterDataCleanTimeSpan`: how long a filter that nobody uses is kept, in milliseconds.
     pub kept_ms: i64,
 }
@@ -160,9 +189,10 @@ impl RegisteredFilters {
         let file = persist
             .load(File::ConsumerFilters, parse)?
             .unwrap_or_default();
+        let shape = Shape::new(settings.error_percent, settings.expected_groups);
         let mut groups: BTreeMap<Arc<str>, Filters> = BTreeMap::new();
-        for (topic, filters) in file.filter_data_by_topic {
-            for (group, mut filter) in filters.group_filter_data {
+        for (topic, filters) in known(file, shape) {
+            for (group, StoredFilter { mut filter, .. }) in filters.group_filter_data {
                 if !filter.is_dead() {
                     filter.dead_time = (now_ms - DEAD_BEFORE_START_MS).max(filter.born_time);
                 }
@@ -170,8 +200,14 @@ impl RegisteredFilters {
                 of_group.insert(Arc::from(topic.as_str()), filter);
             }
         }
+        let marks = settings.marks.then(|| Arc::new(Marks::new(shape)));
         let mut table = Table::default();
         for (group, filters) in groups {
+            if let Some(marks) = &marks {
+                for (topic, filter) in &filters {
+                    marks.load(&group, topic, &filter.expression, filter.born_time);
+                }
+            }
             if !table.replace(&group, filters) {
                 tracing::warn!(%group, "consumerFilter.json: more filters than are kept, left out");
             }
@@ -179,9 +215,20 @@ impl RegisteredFilters {
         Ok(Self {
             table: Mutex::new(table),
             persist,
-            shape: Shape::new(settings.error_percent, settings.expected_groups),
+            shape,
+            marks,
             kept_ms: settings.kept_ms,
         })
+    }
+
+    /// What finds the bits of units; `None` if they get none.
+    pub fn marks(&self) -> Option<&Arc<Marks>> {
+        self.marks.as_ref()
+    }
+
+    /// What units tell of a group's expression for a topic; `None` if nothing.
+    pub fn hint(&self, group: &str, topic: &str, expression: &str) -> Option<Arc<Hint>> {
+        self.marks.as_ref()?.hint(group, topic, expression)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -214,6 +261,7 @@ impl RegisteredFilters {
         if filters == *known {
             return;
         }
+        self.mark(group, &known, &mut filters);
         if !table.replace(group, filters.clone()) {
             // Those that nobody uses make room.
             table.retain(|filter| !filter.is_dead());
@@ -223,6 +271,17 @@ impl RegisteredFilters {
             }
         }
         self.persist.changed(File::ConsumerFilters);
+    }
+
+    /// Lets the dispatcher know of selectors that are new.
+    fn mark(&self, group: &str, known: &Filters, filters: &mut Filters) {
+        let Some(marks) = &self.marks else { return };
+        for (topic, filter) in filters {
+            let before = known.get(topic);
+            if before.is_none_or(|before| before.expression != filter.expression) {
+                filter.born_time = marks.set(group, topic, &filter.expression, filter.born_time);
+            }
+        }
     }
 
     /// The group lost its last consumer.
@@ -246,7 +305,15 @@ impl RegisteredFilters {
     pub fn text(&self, now_ms: i64) -> Option<String> {
         let groups = {
             let mut table = self.table();
+            let before = table.filters;
             table.retain(|filter| !filter.is_dead() || now_ms - filter.dead_time < self.kept_ms);
+            if let Some(marks) = self.marks.as_ref().filter(|_| table.filters < before) {
+                let kept = |group: &str, topic: &str| {
+                    let filters = table.groups.get(group);
+                    filters.is_some_and(|filters| filters.contains_key(topic))
+                };
+                marks.retain(kept);
+            }
             table.groups.clone()
         };
         if groups.is_empty() && !self.persist.path(File::ConsumerFilters).exists() {
@@ -333,6 +400,22 @@ fn renew(known: &mut Filter, subscription: &Registration<'_>, now_ms: i64) {
     }
 }
 
+/// The filters of a file. If the Bloom filter had another shape when they were written, Apache's
+/// broker and this one begin anew: bits that were set since stand for something else.
+fn known(file: FilterFile, shape: Shape) -> BTreeMap<String, TopicFilters> {
+    let topics = file.filter_data_by_topic;
+    let mut filters = topics.values().flat_map(|of| of.group_filter_data.values());
+    let is_known = |filter: &StoredFilter| {
+        let data = filter.bloom_filter_data.as_ref();
+        data.is_some_and(|data| data.is_of(shape))
+    };
+    if filters.all(is_known) {
+        return topics;
+    }
+    tracing::info!("consumerFilter.json: the Bloom filter has another shape now; begun anew");
+    BTreeMap::new()
+}
+
 fn parse(bytes: &[u8]) -> Result<FilterFile, String> {
     saturnmq_net::fastjson::from_file(bytes).map_err(|error| error.to_string())
 }
@@ -347,6 +430,7 @@ mod tests {
         let settings = FilterSettings {
             error_percent: 20,
             expected_groups: 32,
+            marks: false,
             kept_ms: KEPT_MS,
         };
         RegisteredFilters::load(Arc::new(Persist::new(root)), &settings, now_ms).unwrap()

@@ -26,7 +26,7 @@ use crate::handler::{
     SUBSCRIPTION_GROUP_NOT_EXIST, SUBSCRIPTION_NOT_EXIST, SUBSCRIPTION_NOT_LATEST,
     SUBSCRIPTION_PARSE_FAILED, TOPIC_NOT_EXIST, faq, faq_for,
 };
-use crate::subscription::{self, ExpressionError};
+use crate::subscription::{self, ExpressionError, Wanted};
 use crate::topics::{PERM_READ, Topic};
 
 /// Longest a client may let a pull wait; it times out long before that.
@@ -265,7 +265,17 @@ fn registered_filter(
     if !found.is_tag() && !live.enable_property_filter {
         return Err(unsupported(&found.data.expression_type).into());
     }
-    Ok(Filter::Shared(found))
+    let hint = match found.filter {
+        Some(Wanted::Selected(_)) => {
+            let (filters, expression) = (&broker.filters, &found.data.sub_string);
+            filters.hint(pull.consumer_group, pull.topic, expression)
+        }
+        _ => None,
+    };
+    Ok(match hint {
+        Some(hint) => Filter::Hinted(found, hint),
+        None => Filter::Shared(found),
+    })
 }
 
 fn forbidden(request: &Request<'_>, why: Forbidden, remark: String) -> Answer {

@@ -1,10 +1,17 @@
 //! Messages by key and by place, and entries of queues: requests 12, 33 and 321
 //! (docs/behaviour.md, Queries).
 
+use std::fmt::Write as _;
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use saturnmq_net::messages::query::{QueryConsumeQueue, QueryMessage, ViewMessage};
 use saturnmq_net::messages::stats::{ConsumeQueueData, QueryConsumeQueueResponse};
+use saturnmq_storage::consume_queue::UnitLook;
 use saturnmq_storage::error::ReadError;
+use saturnmq_storage::format::consume_entry::ConsumeEntry;
+use saturnmq_storage::format::extension_unit::is_address;
 use saturnmq_storage::index_file::IndexHits;
+use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::reader::PullFilter as _;
 
 use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
@@ -13,6 +20,7 @@ use crate::handler::QUERY_NOT_FOUND;
 use crate::handler::pull_checks::negative;
 use crate::handler::topic::json_reply;
 use crate::services::ServiceContext;
+use crate::subscription::Wanted;
 
 /// Most bytes of records in one answer: it must fit a frame.
 const MAX_BYTES: usize = 12 << 20;
@@ -150,25 +158,63 @@ pub fn queue_entries(broker: &Broker, request: &Request<'_>) -> Answer {
         if let Err(error) = read {
             return Reply::error(SYSTEM_ERROR, error.to_string());
         }
-        let passes = |tags_code: i64| {
-            let filter = subscription.as_ref().and_then(|s| s.filter.as_ref());
-            filter.is_some_and(|filter| filter.matches_code(tags_code))
-        };
+        let wanted = subscription.as_ref().and_then(|s| s.filter.as_ref());
         json_reply(&QueryConsumeQueueResponse {
             filter_data: filter,
             max_queue_index: queue.max_offset(),
             min_queue_index: queue.min_offset(),
             queue_data: entries
                 .iter()
-                .map(|entry| ConsumeQueueData {
-                    eval: passes(entry.tags_code),
-                    physic_offset: i64::try_from(entry.physical_offset).unwrap_or(-1),
-                    physic_size: i32::try_from(entry.size).unwrap_or(i32::MAX),
-                    tags_code: entry.tags_code,
-                    ..ConsumeQueueData::default()
-                })
+                .map(|entry| described(&queue, entry, wanted))
                 .collect(),
             subscription_data: subscription.as_ref().map(|s| s.data.clone()),
         })
     }))
+}
+
+/// An entry as Apache shows it, with its extension unit if it has one.
+fn described(queue: &Queue, entry: &ConsumeEntry, filter: Option<&Wanted>) -> ConsumeQueueData {
+    let mut data = ConsumeQueueData {
+        physic_offset: i64::try_from(entry.physical_offset).unwrap_or(-1),
+        physic_size: i32::try_from(entry.size).unwrap_or(i32::MAX),
+        tags_code: entry.tags_code,
+        ..ConsumeQueueData::default()
+    };
+    let mut bytes = Vec::new();
+    match queue.unit(entry.tags_code, false, &mut bytes) {
+        UnitLook::Found(unit) => {
+            data.eval = filter.is_some_and(|filter| filter.matches_unit(&unit));
+            let size = unit.size().unwrap_or(0);
+            let mut shown = serde_json::json!({
+                "bitMapSize": unit.bits.len(),
+                "msgStoreTime": unit.store_timestamp,
+                "size": size,
+                "tagsCode": unit.tags_code,
+            });
+            if !unit.bits.is_empty() {
+                shown["filterBitMap"] = BASE64_STANDARD.encode(unit.bits).into();
+                data.bit_map = Some(bit_text(unit.bits));
+            }
+            data.extend_data_json = Some(shown.to_string());
+        }
+        UnitLook::Missing | UnitLook::NotMapped => {
+            let code = entry.tags_code;
+            data.eval = filter.is_some_and(|one| is_address(code) || one.matches_code(code));
+            data.msg = is_address(code).then(|| format!("Cq extend not exist!addr: {code}"));
+        }
+    }
+    data
+}
+
+/// Bits as Apache writes them: the last first, 64 in a line.
+fn bit_text(bits: &[u8]) -> String {
+    let mut text = String::new();
+    for (index, byte) in bits.iter().enumerate().rev() {
+        // Writing to a text cannot fail.
+        let _ = write!(text, "{byte:08b}");
+        if index % 8 == 0 {
+            text.push('\n');
+        }
+    }
+    text
 }

@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::dispatch::UnitBits;
 use crate::format::consume_entry;
 
 /// One consume-queue entry, in bytes.
@@ -132,6 +133,13 @@ pub struct StoreConfig {
     /// `mappedFileSizeConsumeQueue`, in bytes; rounded up to whole entries by
     /// [`StoreConfig::queue_file_size`].
     pub consume_queue_file_size: u64,
+    /// `enableConsumeQueueExt`: whether queue entries get units in extension files. Those that are
+    /// there are read in any case.
+    pub write_extensions: bool,
+    /// `mappedFileSizeConsumeQueueExt`, in bytes.
+    pub extension_file_size: u64,
+    /// What finds the bits of units; without it they have none.
+    pub unit_bits: Option<UnitBits>,
     /// `maxHashSlotNum`.
     pub index_slots: u32,
     /// `maxIndexNum`; one less is usable.
@@ -186,6 +194,9 @@ impl StoreConfig {
             commit_log_dir: None,
             commit_log_file_size: 1 << 30,
             consume_queue_file_size: 300_000 * ENTRY_SIZE,
+            write_extensions: false,
+            extension_file_size: 48 << 20,
+            unit_bits: None,
             index_slots: 5_000_000,
             index_items: 20_000_000,
             message_index: true,

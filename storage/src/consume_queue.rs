@@ -26,10 +26,13 @@ mod repair;
 pub use repair::KnownEnd;
 
 mod ends;
+mod extension;
 mod recent;
 mod rewrite;
 mod way;
 
+pub use extension::UnitLook;
+pub(crate) use extension::{Extension, Extensions, UnitNote};
 use recent::Recent;
 
 /// Bytes of an entry, as the unit of positions.
@@ -440,7 +443,7 @@ impl ConsumeQueue {
     }
 
     /// The entry at `offset` whatever min and max say; `None` where there is none.
-    fn raw_entry(&self, offset: i64) -> Result<Option<ConsumeEntry>, MappingError> {
+    pub(crate) fn raw_entry(&self, offset: i64) -> Result<Option<ConsumeEntry>, MappingError> {
         let files = self.files.load();
         let position = u64::try_from(offset)
             .unwrap_or(u64::MAX)

@@ -23,10 +23,13 @@ use crate::watermarks::Watermarks;
 
 mod ahead;
 mod channel;
+mod units;
 
 pub(crate) use ahead::Places;
 use channel::{Bell, Pause};
 pub use channel::{DispatchItem, DispatchReceiver, DispatchSender, NO_QUEUE, channel};
+pub(crate) use units::Units;
+pub use units::{BitsOfRecord, UnitBits};
 
 /// Topic whose entries hold the time of delivery instead of a tag code.
 pub const SCHEDULE_TOPIC: &str = "SCHEDULE_TOPIC_XXXX";
@@ -226,6 +229,8 @@ pub(crate) struct Dispatcher {
     pub(crate) watermarks: Arc<Watermarks>,
     pub(crate) tail: TailReader,
     pub(crate) delay_levels_ms: Vec<u64>,
+    /// `None` when queue entries get no units.
+    pub(crate) units: Option<Units>,
     pub(crate) wakes: CoreWakes,
     pub(crate) state: Arc<DispatchState>,
     /// Bytes of the record at hand.
@@ -386,7 +391,8 @@ impl Dispatcher {
             };
             let tail = (self.tail.start(), self.tail.size());
             queue.note_recent(item.physical_offset, tail.0, tail.1);
-            let placed = queue.append_in_place(item.queue_offset, entry)?;
+            let note = self.units.as_mut().map(|units| units.note(record));
+            let placed = queue.append_in_place(item.queue_offset, entry, note)?;
             if placed != Placed::Appended {
                 self.misplaced.found(&self.state, item, queue, placed);
             }
@@ -488,6 +494,7 @@ mod tests {
             watermarks: Arc::new(Watermarks::new(FlushMode::Sync, 0)),
             tail: readers.reader().unwrap(),
             delay_levels_ms: vec![1],
+            units: None,
             wakes,
             state: Arc::clone(&state),
             record: Vec::new(),

@@ -18,6 +18,7 @@ use crate::format::{i32_at, message};
 use crate::layout::{self, FixedFile, LayoutError};
 use crate::log_window::{LogWindow, WindowLimits};
 
+mod extension_files;
 mod index_check;
 mod index_files;
 mod last_run;

@@ -178,6 +178,11 @@ impl Layout {
         self.root.join("consumequeue")
     }
 
+    /// The directory of the consume queues' extension files.
+    pub fn extensions(&self) -> PathBuf {
+        self.root.join("consumequeue_ext")
+    }
+
     /// Directory of the index files.
     pub fn index(&self) -> PathBuf {
         self.root.join("index")

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use crate::checkpoint::CheckpointFile;
 use crate::config::StoreConfig;
-use crate::consume_queue::{ConsumeQueueError, KnownEnd};
-use crate::dispatch::LastRecord;
+use crate::consume_queue::{ConsumeQueueError, Extensions, KnownEnd};
+use crate::dispatch::{LastRecord, Units};
 use crate::error::OpenError;
 use crate::format::index_entry::IndexShape;
 use crate::format::record::Record;
@@ -262,14 +262,11 @@ impl Opening<'_> {
             let max = known.get(topic)?.get(&queue_id)?.max;
             believe_ends.then_some(KnownEnd { max, log_min })
         };
-        let table = QueueTable::open_knowing(
-            self.layout.consume_queues(),
-            self.config.queue_file_size(),
-            Arc::clone(&self.budget),
-            &self.queues,
-            log_min,
-            &known,
-        )?;
+        let directory = self.layout.consume_queues();
+        let (size, budget) = (self.config.queue_file_size(), Arc::clone(&self.budget));
+        let table = QueueTable::new(directory, size, budget)
+            .with_extensions(extensions(self.config, self.layout))
+            .opened(&self.queues, log_min, &known)?;
         let believed_to = match &self.resume {
             Some(point) => point.log_offset,
             // Entries beyond what the files can hold would hide the ones to be made.
@@ -427,6 +424,7 @@ impl Opening<'_> {
         rebuild.known_below = pass.known_below;
         rebuild.removed = Some(&self.removed).filter(|removed| !removed.is_empty());
         rebuild.whole = pass.whole;
+        rebuild.units = Units::of(self.config);
         let mut progress = Progress::new(from, self.log_limit());
         let size = self.config.commit_log_file_size;
         let mut window = LogWindow::new(self.layout.commit_log(), size);
@@ -498,6 +496,11 @@ fn last_of_point(point: &ResumePoint) -> LastRecord {
         end: point.log_offset,
         timestamp: point.last_timestamp,
     }
+}
+
+fn extensions(config: &StoreConfig, layout: &Layout) -> Extensions {
+    let (size, writes) = (config.extension_file_size, config.write_extensions);
+    Extensions::new(layout.extensions(), size, writes)
 }
 
 /// Mappings the host allows a process; a quarter of them is left to buffers, stacks and libraries.

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 
-use crate::consume_queue::{ConsumeQueue, ConsumeQueueError, KnownEnd, Placed, QueueFile};
+use crate::consume_queue::{
+    ConsumeQueue, ConsumeQueueError, Extension, Extensions, KnownEnd, Placed, QueueFile,
+};
 use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
 use crate::layout;
 use crate::mapped_file::MapBudget;
@@ -18,6 +20,7 @@ use crate::mapping::MappingError;
 use crate::medium;
 use crate::side_by_side;
 
+mod extended;
 mod remembered;
 pub(crate) mod removal;
 
@@ -26,6 +29,11 @@ use removal::Removing;
 
 /// Changed queues that are synced one by one.
 const SYNC_EACH_MAX: usize = 32;
+
+/// Directory of the extension files, beside that of the queues.
+const EXTENSIONS: &str = "consumequeue_ext";
+/// Size of their files unless it is configured.
+const EXTENSION_FILE_SIZE: u64 = 48 << 20;
 
 /// Cores that can watch a queue: one bit each.
 pub const WATCHERS_MAX: usize = 64;
@@ -49,6 +57,7 @@ pub struct Queue {
     watchers: AtomicU64,
     removed: AtomicBool,
     files: ConsumeQueue,
+    extension: Option<Box<Extension>>,
 }
 
 impl Queue {
@@ -164,41 +173,14 @@ impl Queue {
         self.files.append(offset, entry)
     }
 
-    /// As [`Self::append`], but blank entries fill a gap before `offset`.
-    pub fn append_in_place(
-        &self,
-        offset: i64,
-        entry: ConsumeEntry,
-    ) -> Result<Placed, ConsumeQueueError> {
-        self.files.append_in_place(offset, entry)
-    }
-
     /// Queue offset of the first entry that the files have room for.
     pub(crate) fn first_stored(&self) -> i64 {
         self.files.first_stored()
     }
 
-    /// Sees to it that `entry` stands at `offset`, whatever stood there; whether that changed
-    /// anything: recovery.
-    pub(crate) fn put_at(
-        &self,
-        offset: i64,
-        entry: ConsumeEntry,
-    ) -> Result<bool, ConsumeQueueError> {
-        self.files.put_at(offset, entry)
-    }
-
-    /// Puts `entry` in place of what stands at `offset`; whether that changed anything.
-    pub(crate) fn replace(
-        &self,
-        offset: i64,
-        entry: ConsumeEntry,
-    ) -> Result<bool, ConsumeQueueError> {
-        self.files.replace(offset, entry)
-    }
-
     /// Removes every entry from `end` on: recovery.
     pub(crate) fn cut_to(&self, end: i64) -> Result<(), ConsumeQueueError> {
+        self.forget_extension_end();
         self.files.cut_to(end)
     }
 
@@ -209,7 +191,9 @@ impl Queue {
         end: i64,
         log_min: u64,
     ) -> Result<(), ConsumeQueueError> {
-        self.files.finish_at(first, end, log_min)
+        self.forget_extension_end();
+        self.files.finish_at(first, end, log_min)?;
+        self.trim_extension()
     }
 
     /// The offset after the last entry below `max` whose record begins before `log_offset`.
@@ -217,24 +201,16 @@ impl Queue {
         self.files.end_below(max, log_offset)
     }
 
-    /// Waits until every entry appended before is on disk.
-    pub fn flush(&self) -> Result<(), ConsumeQueueError> {
-        self.files.flush()
-    }
-
-    /// Whether something is not on disk yet.
-    pub fn is_dirty(&self) -> bool {
-        self.files.is_dirty()
-    }
-
     /// Removes every entry whose record begins at `log_offset` or behind it: recovery.
     pub fn truncate(&self, log_offset: u64) -> Result<(), ConsumeQueueError> {
+        self.forget_extension_end();
         self.files.truncate(log_offset)
     }
 
     /// Sets the smallest readable offset for a log that begins at `log_min`.
     pub fn correct_min(&self, log_min: u64) -> Result<(), ConsumeQueueError> {
-        self.files.correct_min(log_min)
+        self.files.correct_min(log_min)?;
+        self.trim_extension()
     }
 
     /// Deletes files that only name records before `log_min`; returns how many.
@@ -251,6 +227,7 @@ type Topic = Arc<ArcSwap<Vec<Arc<Queue>>>>;
 pub struct QueueTable {
     directory: PathBuf,
     file_size: u64,
+    extensions: Extensions,
     budget: Arc<MapBudget>,
     topics: papaya::HashMap<Arc<str>, Topic>,
     slots: papaya::HashMap<u32, Arc<Queue>>,
@@ -265,8 +242,11 @@ impl QueueTable {
     /// A table without queues over the directory `consumequeue`. `file_size` is the configured
     /// size of queue files; as Apache RocketMQ does, it is rounded up to whole entries.
     pub fn new(directory: impl Into<PathBuf>, file_size: u64, budget: Arc<MapBudget>) -> Self {
+        let directory = directory.into();
+        let beside = directory.with_file_name(EXTENSIONS);
         Self {
-            directory: directory.into(),
+            extensions: Extensions::new(beside, EXTENSION_FILE_SIZE, false),
+            directory,
             file_size: file_size.max(1).next_multiple_of(ENTRY_SIZE as u64),
             budget,
             topics: papaya::HashMap::new(),
@@ -285,20 +265,24 @@ impl QueueTable {
     ) -> Result<Self, ConsumeQueueError> {
         let directory = directory.into();
         let queues = layout::list_queues(&directory)?;
-        Self::open_knowing(directory, file_size, budget, &queues, 0, &|_, _| None)
+        Self::new(directory, file_size, budget).opened(&queues, 0, &|_, _| None)
     }
 
-    /// As [`QueueTable::open`] for these queues of a log that begins at `log_min`; ends that
-    /// `known` gives by topic and queue id are not searched where the files agree with them.
-    pub fn open_knowing(
-        directory: impl Into<PathBuf>,
-        file_size: u64,
-        budget: Arc<MapBudget>,
+    /// With these extension files, in place of those that stand beside the queues.
+    pub(crate) fn with_extensions(mut self, extensions: Extensions) -> Self {
+        self.extensions = extensions;
+        self
+    }
+
+    /// Opens these queues of a log that begins at `log_min`; ends that `known` gives by topic and
+    /// queue id are not searched where the files agree with them.
+    pub(crate) fn opened(
+        self,
         queues: &[(String, i32)],
         log_min: u64,
         known: &(dyn Fn(&str, i32) -> Option<KnownEnd> + Sync),
     ) -> Result<Self, ConsumeQueueError> {
-        let table = Self::new(directory, file_size, budget);
+        let table = self;
         let (place, size, budget) = (&table.directory, table.file_size, &table.budget);
         let looked_at = side_by_side::map(queues, |(topic, queue_id)| {
             let Some(known) = known(topic, *queue_id) else {
@@ -327,6 +311,9 @@ impl QueueTable {
         if dirty.len() <= SYNC_EACH_MAX {
             return dirty.iter().try_for_each(|queue| queue.flush());
         }
+        // They are few files of many queues, and may be on another file system.
+        let extensions = dirty.iter().filter_map(|queue| queue.extension.as_ref());
+        extensions.clone().try_for_each(|one| one.flush())?;
         let taken: Vec<_> = dirty
             .iter()
             .map(|queue| queue.files.take_unsynced())
@@ -425,11 +412,13 @@ impl QueueTable {
 
     fn insert(
         &self,
-        _changes: &MutexGuard<'_, Removing>,
+        changes: &MutexGuard<'_, Removing>,
         topic: &str,
         queue_id: i32,
         files: ConsumeQueue,
     ) -> Arc<Queue> {
+        let removal = changes.removal_of(topic);
+        let extension = self.extensions.of(topic, queue_id, &self.budget, removal);
         let topics = self.topics.pin();
         let (topic, queues) = match topics.get_key_value(topic) {
             Some((topic, queues)) => (Arc::clone(topic), Arc::clone(queues)),
@@ -443,6 +432,7 @@ impl QueueTable {
             watchers: AtomicU64::new(0),
             removed: AtomicBool::new(false),
             files,
+            extension,
         });
         self.slots.pin().insert(queue.slot, Arc::clone(&queue));
         let mut list = queues.load_full().as_ref().clone();

@@ -11,6 +11,7 @@ use crate::config::PullLimits;
 use crate::error::ReadError;
 use crate::filter::TagFilter;
 use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
+use crate::format::extension_unit::Unit;
 use crate::format::record::Record;
 use crate::index_file::Index;
 use crate::log_window::{LOOK_BYTES, LogWindow, SCAN_BYTES, WindowLimits};
@@ -135,6 +136,17 @@ pub trait PullFilter {
     /// Whether an entry with this tags field may be wanted.
     fn matches_code(&self, tags_code: i64) -> bool;
 
+    /// Whether [`PullFilter::matches_unit`] must be asked about entries with a unit: otherwise each
+    /// may be wanted.
+    fn needs_unit(&self) -> bool {
+        true
+    }
+
+    /// Whether an entry with this unit in the extension files may be wanted.
+    fn matches_unit(&self, unit: &Unit<'_>) -> bool {
+        self.matches_code(unit.tags_code)
+    }
+
     /// Whether [`PullFilter::matches_record`] must be asked too.
     fn needs_record(&self) -> bool {
         false
@@ -149,9 +161,11 @@ pub trait PullFilter {
 
 impl PullFilter for TagFilter {
     fn matches_code(&self, tags_code: i64) -> bool {
-        // Below every hash: the address of an extension unit (docs/format.md, "Consume queue
-        // entry"), which may match.
-        tags_code < i64::from(i32::MIN) || self.matches(tags_code)
+        self.matches(tags_code)
+    }
+
+    fn needs_unit(&self) -> bool {
+        *self != TagFilter::All
     }
 }
 
@@ -180,6 +194,8 @@ pub struct StoreReader {
     window: LogWindow,
     pieces: pieces::PieceUse,
     entries: Vec<ConsumeEntry>,
+    /// Bytes of the extension unit at hand.
+    unit: Vec<u8>,
 }
 
 /// How far a pull has come.
@@ -210,6 +226,7 @@ impl StoreReader {
             window,
             pieces: pieces::PieceUse::default(),
             entries: Vec::with_capacity(ENTRY_BATCH),
+            unit: Vec::new(),
         }
     }
 

@@ -9,7 +9,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::dispatch::entry_tags_code;
+use crate::consume_queue::UnitNote;
+use crate::dispatch::{Units, entry_tags_code};
 use crate::error::OpenError;
 use crate::format::consume_entry::ConsumeEntry;
 use crate::format::message::sys_flag;
@@ -53,7 +54,14 @@ struct Track {
     /// Queue offset of the next record, if all is well.
     next: Option<i64>,
     /// A record with another offset, until the next one tells what it is.
-    pending: Option<(i64, ConsumeEntry)>,
+    pending: Option<(i64, Noted)>,
+}
+
+/// An entry, and what its unit is to say if it gets one.
+#[derive(Clone, Debug)]
+struct Noted {
+    entry: ConsumeEntry,
+    note: Option<UnitNote>,
 }
 
 /// Puts scanned records where they belong.
@@ -72,6 +80,8 @@ pub(crate) struct Rebuild<'a> {
     pub(crate) removed: Option<&'a RemovedTopics>,
     /// Whether every record of the log comes by, so that queues hold nothing but their entries.
     pub(crate) whole: bool,
+    /// `None` when entries get no units.
+    pub(crate) units: Option<Units>,
     tracks: Vec<Track>,
     /// What the index files cover, and how many of them end before the record at hand.
     covered: (Vec<(u64, u64)>, usize),
@@ -103,6 +113,7 @@ impl<'a> Rebuild<'a> {
             known,
             removed: None,
             whole: false,
+            units: None,
             tracks: Vec::new(),
             covered: (index.map(Index::ranges).unwrap_or_default(), 0),
             unindexed: 0,
@@ -132,8 +143,11 @@ impl<'a> Rebuild<'a> {
                 self.unindexed += u64::from(has_keys);
             }
         }
+        let mut units = self.units.take();
+        let note = units.as_mut().map(|units| units.note(&record).clone());
+        self.units = units;
         for_each_entry(&record, offset, self.delay_levels_ms, &mut |placed| {
-            self.entry(&placed)
+            self.entry(&placed, note.as_ref())
         })
     }
 
@@ -145,7 +159,11 @@ impl<'a> Rebuild<'a> {
         ranges.get(*at).is_some_and(|range| range.0 <= offset)
     }
 
-    fn entry(&mut self, placed: &PlacedEntry<'_>) -> Result<(), OpenError> {
+    fn entry(
+        &mut self,
+        placed: &PlacedEntry<'_>,
+        note: Option<&UnitNote>,
+    ) -> Result<(), OpenError> {
         let PlacedEntry {
             topic,
             queue_id,
@@ -170,7 +188,8 @@ impl<'a> Rebuild<'a> {
             return Ok(());
         }
         let queue = self.table.get_or_create(topic, queue_id);
-        self.offer(&queue, queue_offset, entry)
+        let note = note.cloned();
+        self.offer(&queue, queue_offset, Noted { entry, note })
     }
 
     fn track(&mut self, queue: &Queue) -> &mut Track {
@@ -186,12 +205,7 @@ impl<'a> Rebuild<'a> {
     }
 
     /// Decides about the record at hand, and the one kept back before it.
-    fn offer(
-        &mut self,
-        queue: &Arc<Queue>,
-        offset: i64,
-        entry: ConsumeEntry,
-    ) -> Result<(), OpenError> {
+    fn offer(&mut self, queue: &Arc<Queue>, offset: i64, entry: Noted) -> Result<(), OpenError> {
         let track = self.track(queue);
         let next = track.next;
         let Some((kept, kept_entry)) = track.pending.take() else {
@@ -207,7 +221,7 @@ impl<'a> Rebuild<'a> {
             self.commit(queue, kept, kept_entry)?;
             return self.offer(queue, offset, entry);
         }
-        self.misfit(&queue.topic, queue.queue_id, kept, kept_entry);
+        self.misfit(&queue.topic, queue.queue_id, kept, kept_entry.entry);
         let track = self.track(queue);
         match next {
             // The one kept back stood for the offset before, whatever its header says.
@@ -219,7 +233,7 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    fn commit(&mut self, queue: &Queue, offset: i64, entry: ConsumeEntry) -> Result<(), OpenError> {
+    fn commit(&mut self, queue: &Queue, offset: i64, noted: Noted) -> Result<(), OpenError> {
         let before = queue.max_offset();
         let track = self.track(queue);
         let begins_anew = track.next.is_some_and(|next| offset < next);
@@ -232,10 +246,10 @@ impl<'a> Rebuild<'a> {
         }
         // Offsets without a record hold nothing, whatever stands there.
         for blank in expected.unwrap_or(offset)..offset.min(before) {
-            queue.put_at(blank, ConsumeEntry::PRE_BLANK)?;
+            queue.put_at(blank, ConsumeEntry::PRE_BLANK, None)?;
         }
         let existed = offset < queue.max_offset();
-        if queue.put_at(offset, entry)? {
+        if queue.put_at(offset, noted.entry, noted.note.as_ref())? {
             self.entries += 1;
             self.replaced += u64::from(existed);
         }
@@ -268,7 +282,7 @@ impl<'a> Rebuild<'a> {
                 if (next..=next.saturating_add(GAP_MAX)).contains(&offset) || anew {
                     self.commit(&queue, offset, entry)?;
                 } else {
-                    self.misfit(&queue.topic, queue.queue_id, offset, entry);
+                    self.misfit(&queue.topic, queue.queue_id, offset, entry.entry);
                 }
             }
             if !self.whole {

@@ -66,11 +66,7 @@ impl Recorded {
     fn command(&self) -> std::process::Command {
         let file = self.dir.path().join("broker.conf");
         let text = fs::read_to_string(&file).expect("broker.conf");
-        let stops = [
-            "enableLmq=",
-            "enableMultiDispatch=",
-            "enableConsumeQueueExt=",
-        ];
+        let stops = ["enableLmq=", "enableMultiDispatch="];
         let kept = text
             .lines()
             .filter(|line| !stops.iter().any(|key| line.starts_with(key)));

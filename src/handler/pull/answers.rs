@@ -23,7 +23,7 @@ fn request<'a>(pull: &'a Pull, limits: &'a PullLimits) -> PullRequest<'a> {
         queue: &pull.queue,
         offset: pull.scanned,
         max_count: pull.max_count,
-        filter: pull.filter.get(),
+        filter: &pull.filter,
         limits,
     }
 }

@@ -32,15 +32,13 @@ pub(super) fn submit(core: &Core, conn: ConnectionId, pull: &Pull, pulled: &Pull
         core: core.index,
         conn,
     };
-    let job = Job {
-        slot: ReplySlot {
-            channel,
-            to: pull.to,
-        },
-        readable_from: 0,
-        // The pull is answered already.
-        work: Work::Open(Box::new(move |services, _| store(services, &about, new))),
+    let slot = ReplySlot {
+        channel,
+        to: pull.to,
     };
+    // The pull is answered already.
+    let work = Work::Open(Box::new(move |services, _| store(services, &about, new)));
+    let job = Job::of_any_time(slot, work);
     if core.broker.services.submit(job).is_err() {
         tracing::debug!("no event of a moved offset: the services thread is busy");
     }

@@ -6,6 +6,7 @@
 pub mod batch;
 pub mod checkpoint;
 pub mod consume_entry;
+pub mod extension_unit;
 pub mod hash;
 pub mod index_entry;
 pub mod message;

@@ -5,9 +5,11 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::extension_files::ExtensionFiles;
 use super::verify::{Findings, Tally};
 use super::{InspectError, QueueFiles, StoreView};
 use crate::format::consume_entry::ConsumeEntry;
+use crate::format::extension_unit::position;
 use crate::format::names::is_directory_name;
 use crate::format::properties::names;
 use crate::format::record::Record;
@@ -19,12 +21,11 @@ const SCHEDULE_TOPIC: &str = "SCHEDULE_TOPIC_XXXX";
 const LIGHT_QUEUE_PREFIX: &str = "%LMQ%";
 /// Runs without entries that are told apart in one queue.
 const RUNS: usize = 1000;
-/// Tag codes below this are addresses in an extension file.
-const EXTENSION_BELOW: i64 = i32::MIN as i64;
 
 /// Everything known about one queue.
 struct Checked {
     files: QueueFiles,
+    extension: ExtensionFiles,
     /// Queue offset and log offset of the record seen last.
     last: Option<(u64, u64)>,
     /// Entries that a record came by for.
@@ -161,7 +162,6 @@ pub(super) struct QueueCheck<'v> {
     /// Topics with a record that has an entry.
     alive: HashSet<String>,
     superseded: u64,
-    has_extensions: bool,
 }
 
 impl<'v> QueueCheck<'v> {
@@ -172,7 +172,6 @@ impl<'v> QueueCheck<'v> {
             without_queue: BTreeMap::new(),
             alive: HashSet::new(),
             superseded: 0,
-            has_extensions: view.layout.root().join("consumequeue_ext").is_dir(),
         };
         for (topic, queue_id) in list_queues(&view.layout.consume_queues())? {
             check.add(&topic, queue_id, findings)?;
@@ -195,6 +194,7 @@ impl<'v> QueueCheck<'v> {
             .for_each(|finding| findings.add(finding));
         let checked = Checked {
             files,
+            extension: ExtensionFiles::new(self.view, topic, queue_id)?,
             last: None,
             matched: 0,
             runs: Vec::new(),
@@ -269,7 +269,7 @@ impl<'v> QueueCheck<'v> {
                 }
             }
             Some(entry) if entry.physical_offset == offset => {
-                if let Some(wrong) = differs(&entry, record, self.has_extensions) {
+                if let Some(wrong) = differs(&entry, record, &mut queue.extension) {
                     let (file, position) = queue.files.place(at);
                     findings.at_file(&file, position, format!("entry {} {wrong}", name()));
                 }
@@ -395,7 +395,11 @@ impl QueueCheck<'_> {
 }
 
 /// What of an entry is not its record's.
-fn differs(entry: &ConsumeEntry, record: &Record<'_>, has_extensions: bool) -> Option<String> {
+fn differs(
+    entry: &ConsumeEntry,
+    record: &Record<'_>,
+    extension: &mut ExtensionFiles,
+) -> Option<String> {
     if entry.size != record.size() {
         return Some(format!(
             "says {} bytes, its record has {}",
@@ -404,10 +408,24 @@ fn differs(entry: &ConsumeEntry, record: &Record<'_>, has_extensions: bool) -> O
         ));
     }
     let code = record.tags_code();
-    let extended = has_extensions && entry.tags_code < EXTENSION_BELOW;
-    let has_code = record.topic() != SCHEDULE_TOPIC && !extended;
-    (has_code && entry.tags_code != code)
-        .then(|| format!("has tag code {}, its record's is {code}", entry.tags_code))
+    let has_code = record.topic() != SCHEDULE_TOPIC;
+    let Some(at) = position(entry.tags_code) else {
+        return (has_code && entry.tags_code != code)
+            .then(|| format!("has tag code {}, its record's is {code}", entry.tags_code));
+    };
+    let Some(unit) = extension.unit(at) else {
+        return Some(format!("names the extension unit at {at}, which is none"));
+    };
+    if has_code && unit.tags_code != code {
+        let found = unit.tags_code;
+        return Some(format!(
+            "names the extension unit at {at} with tag code {found}, its record's is {code}"
+        ));
+    }
+    let (found, time) = (unit.store_timestamp, record.store_timestamp());
+    (found != time).then(|| {
+        format!("names the extension unit at {at} with store time {found}, its record's is {time}")
+    })
 }
 
 fn finish_queue(

@@ -67,6 +67,9 @@ impl QueueTable {
         };
         for queue in queues.iter() {
             queue.files.destroy()?;
+            if let Some(extension) = &queue.extension {
+                extension.destroy()?;
+            }
         }
         // Apache leaves the empty directory; it means nothing to it.
         let _ = medium::remove_directory(&self.directory.join(topic));

@@ -5,14 +5,42 @@ use std::sync::atomic::Ordering;
 use super::mending::{Hope, ask, belongs};
 use super::pieces::OVERLAP;
 use super::{EntryStep, PullRequest, PullState, PullStatus, Pulled, Reach, StoreReader};
+use crate::consume_queue::UnitLook;
 use crate::dispatch::{SCHEDULE_TOPIC, entry_tags_code};
 use crate::error::ReadError;
 use crate::format::consume_entry::ConsumeEntry;
+use crate::format::extension_unit::is_address;
 use crate::format::record::{Record, RecordError, SIZE_HEAD, can_have_size};
 use crate::log_window::{LOOK_BYTES, SCAN_BYTES};
 use crate::queue_table::Queue;
 
 impl StoreReader {
+    /// Whether the filter may want an entry, as far as its tag code or its unit tells; `None` if
+    /// looking at the unit would wait for the disk. Without its unit every entry may match.
+    fn may_match(
+        &mut self,
+        request: &PullRequest<'_>,
+        reach: Reach,
+        entry: ConsumeEntry,
+    ) -> Option<bool> {
+        let filter = request.filter;
+        if !is_address(entry.tags_code) {
+            return Some(filter.matches_code(entry.tags_code));
+        }
+        if !filter.needs_unit() {
+            return Some(true);
+        }
+        let in_memory = reach == Reach::Memory;
+        let looked = request
+            .queue
+            .unit(entry.tags_code, in_memory, &mut self.unit);
+        match looked {
+            UnitLook::Found(unit) => Some(filter.matches_unit(&unit)),
+            UnitLook::Missing => Some(true),
+            UnitLook::NotMapped => None,
+        }
+    }
+
     /// One entry: out of room, filtered out, gone, or appended.
     pub(super) fn look_at(
         &mut self,
@@ -34,8 +62,11 @@ impl StoreReader {
         if entry == ConsumeEntry::DAMAGED {
             return self.wrong_entry(request, reach, pulled, at);
         }
-        if !request.filter.matches_code(entry.tags_code) {
-            return Ok(EntryStep::Next);
+        match self.may_match(request, reach, entry) {
+            Some(true) => {}
+            Some(false) => return Ok(EntryStep::Next),
+            None if pulled.count > 0 => return Ok(EntryStep::Full),
+            None => return Ok(EntryStep::Cold),
         }
         if entry.is_pre_blank() || self.is_removed(request.queue, at, entry)? {
             note_removed(pulled);
@@ -259,7 +290,7 @@ fn is_entry_of(
         return false;
     }
     // The delays may have changed since, and addresses of extension units are no hashes.
-    let is_hash = entry.tags_code >= i64::from(i32::MIN) && record.topic() != SCHEDULE_TOPIC;
+    let is_hash = !is_address(entry.tags_code) && record.topic() != SCHEDULE_TOPIC;
     !from_disk || !is_hash || entry.tags_code == entry_tags_code(record, &[])
 }
 

@@ -9,8 +9,8 @@ use super::{Opened, Running, Store};
 use crate::commit_log::{LatchOnPanic, LogStatus};
 use crate::config::StoreConfig;
 use crate::dispatch::{
-    self, CoreWakes, DispatchReceiver, DispatchState, Dispatcher, MisplacedLog, Places, Waker,
-    wake_queues,
+    self, CoreWakes, DispatchReceiver, DispatchState, Dispatcher, MisplacedLog, Places, Units,
+    Waker, wake_queues,
 };
 use crate::error::OpenError;
 use crate::flusher::{Flusher, FlusherThread};
@@ -196,6 +196,7 @@ impl Parts {
             watermarks: Arc::clone(&self.watermarks),
             tail,
             delay_levels_ms: self.config.delay_levels_ms.clone(),
+            units: Units::of(&self.config),
             wakes,
             state: Arc::clone(&self.dispatch),
             record: Vec::new(),

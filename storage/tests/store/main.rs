@@ -4,6 +4,7 @@
 mod backlog;
 mod crash;
 mod damage;
+mod extensions;
 mod flips;
 mod golden;
 mod holes;

@@ -1,0 +1,294 @@
+//! The bits of a record's extension unit: for each group whose selector it passes, the group's
+//! positions of the Bloom filter are set (docs/format.md, "Extension unit").
+//!
+//! What must always hold: a record that was stored after a selector's birth has a unit that knows
+//! of the selector. So a selector is born when the last record that was looked at without it was
+//! stored, at the earliest, and every look notes its record's time before it takes the list of
+//! selectors.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering, fence};
+
+use arc_swap::ArcSwap;
+use saturnmq_storage::dispatch::BitsOfRecord;
+use saturnmq_storage::format::extension_unit::Unit;
+use saturnmq_storage::format::record::Record;
+
+use super::Selector;
+use super::bloom::Shape;
+
+/// Steps, of about a nanosecond, of all selectors of a topic together for one record; beyond, its
+/// unit gets no bits, and every group looks at the record itself.
+const WORK_MAX: usize = 1 << 20;
+
+/// Most memory of all selectors, in bytes; groups beyond look at every record.
+const BYTES_MAX: usize = 64 << 20;
+
+/// A group's selector for a topic.
+struct Marked {
+    group: Arc<str>,
+    expression: Box<str>,
+    selector: Selector,
+    positions: Arc<[i32]>,
+    /// Records stored later have units that know of it; `i64::MAX` until that is sure.
+    born: AtomicI64,
+}
+
+impl Marked {
+    /// What it takes in memory, roughly, in bytes.
+    fn bytes(&self) -> usize {
+        // The tree of an expression is larger than its text, by no more than this.
+        64 * (4 + self.expression.len())
+    }
+}
+
+/// The selectors of one topic.
+type OfTopic = Arc<[Arc<Marked>]>;
+
+/// What a group has to do with units of a topic.
+#[derive(Clone, Debug)]
+pub struct Hint {
+    positions: Arc<[i32]>,
+    bytes: usize,
+    born: i64,
+}
+
+impl Hint {
+    /// Whether the record of a unit may pass the group's selector. Units from before the selector
+    /// know nothing of it, nor do those with bits of another number.
+    pub fn may_match(&self, unit: &Unit<'_>) -> bool {
+        if unit.store_timestamp <= self.born || unit.bits.len() != self.bytes {
+            return true;
+        }
+        self.positions.iter().all(|position| {
+            let byte = usize::try_from(position / 8).ok();
+            let byte = byte.and_then(|byte| unit.bits.get(byte));
+            byte.is_none_or(|byte| byte >> (position % 8) & 1 == 1)
+        })
+    }
+}
+
+/// All selectors by topic, for the dispatcher and for pulls.
+pub struct Marks {
+    shape: Shape,
+    topics: ArcSwap<HashMap<Arc<str>, OfTopic>>,
+    /// Latest store time of the records that were looked at, in milliseconds.
+    latest: AtomicI64,
+}
+
+impl Marks {
+    /// Without a selector.
+    pub fn new(shape: Shape) -> Self {
+        Self {
+            shape,
+            topics: ArcSwap::default(),
+            latest: AtomicI64::new(i64::MIN),
+        }
+    }
+
+    /// Takes a group's selector for a topic in place of the one it has, if there is room, and gives
+    /// the time of its birth: `now_ms` or later.
+    pub fn set(&self, group: &str, topic: &str, expression: &str, now_ms: i64) -> i64 {
+        let marked = self.insert(group, topic, expression);
+        // The dispatcher knows it from here on.
+        fence(Ordering::SeqCst);
+        let born = now_ms.max(self.latest.load(Ordering::SeqCst));
+        if let Some(marked) = marked {
+            marked.born.store(born, Ordering::SeqCst);
+        }
+        born
+    }
+
+    /// As [`Marks::set`] for a selector of a former run.
+    pub fn load(&self, group: &str, topic: &str, expression: &str, born: i64) {
+        if let Some(marked) = self.insert(group, topic, expression) {
+            marked.born.store(born, Ordering::SeqCst);
+        }
+    }
+
+    fn insert(&self, group: &str, topic: &str, expression: &str) -> Option<Arc<Marked>> {
+        let positions = self.shape.positions(group, topic).into();
+        let marked = Selector::compile(expression).ok().map(|selector| {
+            Arc::new(Marked {
+                group: group.into(),
+                expression: expression.into(),
+                selector,
+                positions,
+                born: AtomicI64::new(i64::MAX),
+            })
+        });
+        let mut topics = HashMap::clone(&self.topics.load());
+        let others = |list: &OfTopic| -> Vec<Arc<Marked>> {
+            let others = list.iter().filter(|one| &*one.group != group);
+            others.map(Arc::clone).collect()
+        };
+        let mut list = topics.get(topic).map(others).unwrap_or_default();
+        let used: usize = topics
+            .iter()
+            .filter(|(name, _)| &***name != topic)
+            .flat_map(|(_, list)| list.iter())
+            .chain(&list)
+            .map(|one| one.bytes())
+            .sum();
+        let marked = marked.filter(|one| used + one.bytes() <= BYTES_MAX);
+        list.extend(marked.clone());
+        topics.insert(Arc::from(topic), list.into());
+        self.topics.store(Arc::new(topics));
+        marked
+    }
+
+    /// Forgets the selectors for which `is_kept`, given group and topic, is false.
+    pub fn retain(&self, is_kept: impl Fn(&str, &str) -> bool) {
+        let topics = self.topics.load();
+        let kept = topics.iter().map(|(topic, list)| {
+            let kept = list.iter().filter(|one| is_kept(&one.group, topic));
+            (Arc::clone(topic), kept.map(Arc::clone).collect::<OfTopic>())
+        });
+        let kept: HashMap<Arc<str>, OfTopic> = kept.filter(|(_, list)| !list.is_empty()).collect();
+        self.topics.store(Arc::new(kept));
+    }
+
+    /// What units tell of a group's expression for a topic; `None` if nothing.
+    pub fn hint(&self, group: &str, topic: &str, expression: &str) -> Option<Arc<Hint>> {
+        let topics = self.topics.load();
+        let marked = topics.get(topic)?.iter().find(|one| &*one.group == group)?;
+        let hint = || Hint {
+            positions: Arc::clone(&marked.positions),
+            bytes: self.shape.bytes(),
+            born: marked.born.load(Ordering::SeqCst),
+        };
+        (&*marked.expression == expression).then(|| Arc::new(hint()))
+    }
+}
+
+impl BitsOfRecord for Marks {
+    fn bits(&self, record: &Record<'_>, out: &mut Vec<u8>) {
+        let time = record.store_timestamp();
+        self.latest.fetch_max(time, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let topics = self.topics.load();
+        let Some(list) = topics.get(record.topic()).filter(|list| !list.is_empty()) else {
+            return;
+        };
+        out.resize(self.shape.bytes(), 0);
+        let mut work = 0;
+        for one in list.iter() {
+            if one.selector.matches(record.properties(), &mut work) {
+                set(out, &one.positions);
+            }
+            if work > WORK_MAX {
+                out.clear();
+                return;
+            }
+        }
+    }
+}
+
+fn set(bits: &mut [u8], positions: &[i32]) {
+    for position in positions {
+        let byte = usize::try_from(position / 8).ok();
+        if let Some(byte) = byte.and_then(|byte| bits.get_mut(byte)) {
+            *byte |= 1 << (position % 8);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use saturnmq_storage::format::message::{MessageParts, assign, encode_into, encoded_len};
+
+    fn record(topic: &str, properties: &str, time: i64) -> Vec<u8> {
+        let host = ([127, 0, 0, 1], 10911).into();
+        let parts = MessageParts {
+            topic,
+            queue_id: 0,
+            flag: 0,
+            sys_flag: 0,
+            born_timestamp: 0,
+            born_host: host,
+            store_host: host,
+            reconsume_times: 0,
+            prepared_transaction_offset: 0,
+            body: b"x",
+            properties: &[properties.as_bytes()],
+        };
+        let mut bytes = vec![0; encoded_len(&parts).unwrap()];
+        encode_into(&parts, &mut bytes).unwrap();
+        assign(&mut bytes, 0, 0, time);
+        bytes
+    }
+
+    fn bits(marks: &Marks, record: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        marks.bits(&Record::decode(record).unwrap(), &mut out);
+        out
+    }
+
+    fn unit(bits: &[u8], store_timestamp: i64) -> Unit<'_> {
+        Unit {
+            tags_code: 0,
+            store_timestamp,
+            bits,
+        }
+    }
+
+    #[test]
+    fn the_bits_of_a_record_are_apaches() {
+        let marks = Marks::new(Shape::new(20, 32));
+        assert!(bits(&marks, &record("GSql", "price\u{1}11\u{2}", 5)).is_empty());
+        marks.load("g_sql", "GSql", "price > 10", 5);
+        // From the recorded store sql-ext-clean-4.9.7.
+        let passes = bits(&marks, &record("GSql", "price\u{1}11\u{2}", 6));
+        assert_eq!(passes, [0x20, 0, 0, 0x80, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0]);
+        let fails = bits(&marks, &record("GSql", "price\u{1}10\u{2}", 6));
+        assert_eq!(fails, [0; 14]);
+        assert!(bits(&marks, &record("Other", "price\u{1}11\u{2}", 6)).is_empty());
+        let hint = marks.hint("g_sql", "GSql", "price > 10").unwrap();
+        assert!(hint.may_match(&unit(&passes, 6)) && !hint.may_match(&unit(&fails, 6)));
+        assert!(hint.may_match(&unit(&fails, 5)), "it may be from before");
+        assert!(hint.may_match(&unit(&fails[1..], 6)), "of another shape");
+        assert!(hint.may_match(&unit(&[], 6)), "without bits");
+        assert!(marks.hint("g_sql", "GSql", "price > 11").is_none());
+        assert!(marks.hint("other", "GSql", "price > 10").is_none());
+    }
+
+    #[test]
+    fn a_selector_is_born_after_every_record_that_was_looked_at_without_it() {
+        let marks = Marks::new(Shape::new(20, 32));
+        // The clock was ahead.
+        bits(&marks, &record("T", "", 1_000));
+        assert_eq!(marks.set("g", "T", "a = 1", 400), 1_000);
+        assert_eq!(marks.set("g", "T", "a = 2", 1_500), 1_500);
+        let fails = bits(&marks, &record("T", "a\u{1}1\u{2}", 1_500));
+        let hint = marks.hint("g", "T", "a = 2").unwrap();
+        assert!(hint.may_match(&unit(&fails, 1_500)));
+        assert!(!hint.may_match(&unit(&fails, 1_501)));
+    }
+
+    #[test]
+    fn selectors_that_take_long_leave_a_record_without_bits() {
+        let marks = Marks::new(Shape::new(20, 32));
+        let text = "x".repeat(30_000);
+        let expression = vec!["a CONTAINS 'zy'"; 100].join(" OR ");
+        marks.set("slow", "T", &expression, 0);
+        assert!(bits(&marks, &record("T", &format!("a\u{1}{text}"), 1)).is_empty());
+        assert_eq!(bits(&marks, &record("T", "a\u{1}y\u{2}", 1)), [0; 14]);
+    }
+
+    #[test]
+    fn selectors_beyond_the_room_for_them_are_no_hint() {
+        let marks = Marks::new(Shape::new(20, 32));
+        let long = format!("a = '{}'", "x".repeat(30_000));
+        for group in 0..40 {
+            marks.set(&format!("g{group}"), "T", &long, 0);
+        }
+        assert!(marks.hint("g0", "T", &long).is_some());
+        assert!(marks.hint("g39", "T", &long).is_none());
+        marks.retain(|group, _| group != "g0");
+        assert!(marks.hint("g0", "T", &long).is_none());
+        marks.set("g39", "T", &long, 0);
+        assert!(marks.hint("g39", "T", &long).is_some());
+    }
+}
