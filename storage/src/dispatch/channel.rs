@@ -74,6 +74,8 @@ impl Bell {
 pub struct DispatchSender {
     items: rtrb::Producer<DispatchItem>,
     bell: Arc<Bell>,
+    /// Since the bell was rung last: whether a record was pushed, and one that somebody waits for.
+    pushed: bool,
     urgent: bool,
 }
 
@@ -85,6 +87,7 @@ impl DispatchSender {
         match self.items.push(item) {
             Err(rtrb::PushError::Full(item)) if !self.items.is_abandoned() => Err(item),
             _ => {
+                self.pushed = true;
                 self.urgent |= urgent;
                 Ok(())
             }
@@ -96,8 +99,11 @@ impl DispatchSender {
         self.items.slots()
     }
 
-    /// Wakes the dispatcher if it rests and should not; once per batch of pushes.
+    /// Wakes the dispatcher if something was pushed, and it rests and should not; once per batch.
     pub fn ring(&mut self) {
+        if !std::mem::take(&mut self.pushed) {
+            return;
+        }
         let is_half_full = self.free() < self.items.buffer().capacity() / 2;
         let urgent = std::mem::take(&mut self.urgent);
         self.bell.ring(urgent || is_half_full);
@@ -173,6 +179,7 @@ pub fn channel(capacity: usize) -> (DispatchSender, DispatchReceiver) {
         DispatchSender {
             items: producer,
             bell: Arc::clone(&bell),
+            pushed: false,
             urgent: false,
         },
         DispatchReceiver {
@@ -230,6 +237,18 @@ mod tests {
             assert_eq!(sender.push(ITEM, urgent), Ok(()));
             sender.ring();
             assert_eq!(state(&sender) == AWAKE, woken, "{pause} {urgent}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_woken_for_no_record() {
+        let (mut sender, _receiver) = channel(100);
+        for pause in [DOZING, ASLEEP] {
+            assert_eq!(sender.push(ITEM, true), Ok(()));
+            sender.ring();
+            sender.bell.state.store(pause, Ordering::SeqCst);
+            sender.ring();
+            assert_eq!(state(&sender), pause);
         }
     }
 
