@@ -173,13 +173,8 @@ fn encoding<'a>(parts: &'a MessageParts<'a>, item: BatchItem<'a>) -> Encoding<'a
         .properties
         .last()
         .is_none_or(|byte| *byte == PROPERTY_SEPARATOR);
-    Encoding {
-        parts,
-        flag: item.flag,
-        body: item.body,
-        own_properties: item.properties,
-        separator: outer && !ended,
-    }
+    let properties = (item.properties, outer && !ended);
+    Encoding::new(parts, item.flag, item.body, properties)
 }
 
 fn part(bytes: &[u8], at: usize, len: usize) -> Option<&[u8]> {

@@ -201,25 +201,59 @@ pub fn fits(len: usize, remaining: u64) -> bool {
     (len + BLANK_SIZE) as u64 <= remaining
 }
 
+/// Is one more separator, which means nothing, set behind the properties? Where they end in a
+/// zero byte, as a sector that was never written does, and where a client's text would pass
+/// for the record's checksum.
+fn is_closed(own: &[u8], properties: &[&[u8]]) -> bool {
+    let pieces = [own].into_iter().chain(properties.iter().copied()).rev();
+    let mut tail = [0; RECORD_CRC_SIZE];
+    let mut at = RECORD_CRC_SIZE;
+    for byte in pieces.flat_map(|piece| piece.iter().rev()) {
+        if at == RECORD_CRC_SIZE && *byte != PROPERTY_SEPARATOR {
+            return *byte == 0;
+        }
+        at -= 1;
+        tail[at] = *byte;
+        if at == 0 {
+            return recorded_crc(&tail).is_some();
+        }
+    }
+    false
+}
+
 /// One record to encode: a single message or one message of a batch.
 pub(super) struct Encoding<'a> {
-    pub parts: &'a MessageParts<'a>,
-    pub flag: i32,
-    pub body: &'a [u8],
-    /// Properties of the message itself, in front of those in `parts`.
-    pub own_properties: &'a [u8],
-    /// Whether 0x02 stands between the two.
-    pub separator: bool,
+    parts: &'a MessageParts<'a>,
+    flag: i32,
+    body: &'a [u8],
+    own_properties: &'a [u8],
+    /// What stands between the two kinds of properties.
+    separator: &'static [u8],
+    /// What stands behind them.
+    closing: &'static [u8],
 }
 
 impl<'a> Encoding<'a> {
     fn single(parts: &'a MessageParts<'a>) -> Self {
+        Self::new(parts, parts.flag, parts.body, (&[], false))
+    }
+
+    /// Properties of the message itself stand in front of those in `parts`; with or without 0x02
+    /// between the two.
+    pub fn new(
+        parts: &'a MessageParts<'a>,
+        flag: i32,
+        body: &'a [u8],
+        (own_properties, separator): (&'a [u8], bool),
+    ) -> Self {
+        let separated = |yes: bool| -> &'static [u8] { if yes { SEPARATOR } else { &[] } };
         Self {
             parts,
-            flag: parts.flag,
-            body: parts.body,
-            own_properties: &[],
-            separator: false,
+            flag,
+            body,
+            own_properties,
+            separator: separated(separator),
+            closing: separated(is_closed(own_properties, parts.properties)),
         }
     }
 
@@ -293,37 +327,14 @@ impl<'a> Encoding<'a> {
 
     /// The property string in pieces.
     fn pieces(&self) -> impl DoubleEndedIterator<Item = &'a [u8]> {
-        let separator: &[u8] = if self.separator { SEPARATOR } else { &[] };
-        let closing: &[u8] = if self.is_closed() { SEPARATOR } else { &[] };
-        [self.own_properties, separator]
+        [self.own_properties, self.separator]
             .into_iter()
             .chain(self.parts.properties.iter().copied())
-            .chain([closing])
+            .chain([self.closing])
     }
 
     fn properties_len(&self) -> usize {
         self.pieces().map(<[u8]>::len).sum()
-    }
-
-    /// Is one more separator, which means nothing, set behind the properties? Where they end in a
-    /// zero byte, as a sector that was never written does, and where a client's text would pass
-    /// for the record's checksum.
-    fn is_closed(&self) -> bool {
-        let own = [self.own_properties].into_iter();
-        let pieces = own.chain(self.parts.properties.iter().copied()).rev();
-        let mut tail = [0; RECORD_CRC_SIZE];
-        let mut at = RECORD_CRC_SIZE;
-        for byte in pieces.flat_map(|piece| piece.iter().rev()) {
-            if at == RECORD_CRC_SIZE && *byte != PROPERTY_SEPARATOR {
-                return *byte == 0;
-            }
-            at -= 1;
-            tail[at] = *byte;
-            if at == 0 {
-                return recorded_crc(&tail).is_some();
-            }
-        }
-        false
     }
 
     /// Recovery must be able to tell the properties from space that was never written.
