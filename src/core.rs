@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -15,6 +16,7 @@ use saturnmq_net::frame::{Frame, MAX_FRAME, Parsed, parse};
 use saturnmq_storage::append_queue::AppendPort;
 use saturnmq_storage::dispatch::WakeQueue;
 use saturnmq_storage::reader::StoreReader;
+use saturnmq_storage::store::LentWriter;
 
 use crate::answer::{Answer, Ask, Channel, CoreMessage, Reply, ReplySlot, Request};
 use crate::broker::Broker;
@@ -55,6 +57,8 @@ pub struct CoreParts {
     pub wakes: WakeQueue,
     /// Messages from other threads.
     pub inbox: Receiver<CoreMessage>,
+    /// The store's writer, where this core takes its turns.
+    pub writer: Option<LentWriter>,
 }
 
 /// The protocol of one network thread.
@@ -65,6 +69,7 @@ pub struct Core {
     pub(crate) pulls: Pulls,
     pub(crate) ends: Ends,
     inbox: Receiver<CoreMessage>,
+    writer: Option<LentWriter>,
     connections: HashMap<ConnectionId, Connection>,
     scratch: Scratch,
     /// Requests answered by another thread at the moment.
@@ -93,6 +98,7 @@ impl Core {
             port,
             wakes,
             inbox,
+            writer,
         } = parts;
         broker.cores.attach(index, handle);
         let held = broker.cores.held(index);
@@ -105,6 +111,7 @@ impl Core {
             pulls,
             ends: Ends::default(),
             inbox,
+            writer,
             connections: HashMap::new(),
             scratch: Scratch::default(),
             elsewhere: 0,
@@ -396,6 +403,9 @@ impl Protocol for Core {
     }
 
     fn pass(&mut self, now: Instant, io: &mut Outbox) {
+        if let Some(writer) = &mut self.writer {
+            writer.turn();
+        }
         handler::send::results(self, io);
         let began = Instant::now();
         for _ in 0..INBOX_PER_PASS {
@@ -416,20 +426,30 @@ impl Protocol for Core {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        match (self.pulls.next_deadline(), self.asked.next_deadline()) {
-            (Some(pull), Some(question)) => Some(pull.min(question)),
-            (pull, question) => pull.or(question),
-        }
+        let turn = self.writer.as_ref().and_then(LentWriter::next_turn);
+        let deadlines = [self.pulls.next_deadline(), self.asked.next_deadline(), turn];
+        deadlines.into_iter().flatten().min()
     }
 
     fn has_work(&self) -> bool {
-        self.sends.has_results() || !self.inbox.is_empty() || self.pulls.has_work(&self.broker)
+        let writer = self.writer.as_ref();
+        writer.is_some_and(LentWriter::is_due)
+            || self.sends.has_results()
+            || !self.inbox.is_empty()
+            || self.pulls.has_work(&self.broker)
     }
 
     fn end_of_pass(&mut self) {
         let counters = self.broker.stats.thread(self.index);
         counters.set_waiting(self.pulls.parked(), self.sends.in_flight());
         self.sends.submit();
+        if let Some(writer) = &mut self.writer {
+            writer.turn_for_entries();
+        }
+    }
+
+    fn watched(&self) -> Option<BorrowedFd<'_>> {
+        self.writer.as_ref().and_then(LentWriter::descriptor)
     }
 
     fn idle(&self) -> bool {

@@ -14,13 +14,13 @@ use saturnmq_net::driver::{CoreHandle, CoreSettings, spawn_core};
 use saturnmq_net::probe::Engine;
 use saturnmq_storage::append_queue::AppendPort;
 use saturnmq_storage::dispatch::{UnitBits, WakeQueue};
-use saturnmq_storage::store::{OpenReport, Opened, Store};
+use saturnmq_storage::store::{LentWriter, OpenReport, Opened, Store};
 
 use crate::answer::{CoreDirectory, CoreMessage};
 use crate::broker::{Broker, Updates};
 use crate::cli::serve::ServeError;
 use crate::clients::Clients;
-use crate::config::{Config, Resolved};
+use crate::config::{Config, ConfigError, Resolved};
 use crate::control::Sockets;
 use crate::core::{Core, CoreParts};
 use crate::filter::registered::RegisteredFilters;
@@ -39,6 +39,23 @@ use crate::transaction::Transactions;
 
 /// Messages that wait for one core, at most.
 const INBOX: usize = 16_384;
+
+/// Environment variable that keeps the writer on its own thread (`thread`), or leaves it to the
+/// network core (`core`) where there is one.
+const WRITER_VARIABLE: &str = "SATURNMQ_WRITER";
+
+/// Whether the network core takes the writer's turns: where there is only one, and its ring sleeps
+/// as cheaply as the writer's own would. `forced` is the value of [`WRITER_VARIABLE`].
+fn core_writes(cores: usize, engine: &Engine, forced: Option<&str>) -> Result<bool, ServeError> {
+    let possible = cores == 1 && matches!(engine, Engine::Uring(found) if found.defer_taskrun);
+    match forced {
+        None | Some("" | "core") => Ok(possible),
+        Some("thread") => Ok(false),
+        Some(other) => Err(ServeError::Config(ConfigError::Contradiction(format!(
+            "{WRITER_VARIABLE}={other:?} is not one of thread, core"
+        )))),
+    }
+}
 
 /// A running network core.
 pub struct RunningCore {
@@ -78,6 +95,8 @@ pub fn start(resolved: Resolved, engine: &Engine, begun: Instant) -> Result<Wire
         .marks()
         .map(|marks| UnitBits(Arc::clone(marks) as _));
     // One port for each core, and the last one for the services thread.
+    let forced = std::env::var(WRITER_VARIABLE).ok();
+    store_config.lend_writer = core_writes(config.cores, engine, forced.as_deref())?;
     let opened = Store::open(store_config, config.cores + 1, Arc::clone(&directory) as _)?;
     let store = Arc::clone(&opened.store);
     let parts = Parts {
@@ -124,6 +143,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         mut ports,
         mut wakes,
         report,
+        writer,
     } = opened;
     let sockets = Sockets::bind(&config)?;
     let (services, inbox) = ServicesHandle::new();
@@ -161,7 +181,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
     let port = ports.split_off(broker.config.cores);
     wakes.truncate(broker.config.cores);
     let services = start_services(&broker, inbox, port, report.clean)?;
-    match start_cores(&broker, engine, ports, wakes, inboxes) {
+    match start_cores(&broker, engine, (ports, wakes, writer), inboxes) {
         Ok(cores) => Ok(Wired {
             broker,
             cores,
@@ -254,13 +274,12 @@ fn start_services(
 fn start_cores(
     broker: &Arc<Broker>,
     engine: &Engine,
-    ports: Vec<AppendPort>,
-    wakes: Vec<WakeQueue>,
+    (ports, wakes, mut writer): (Vec<AppendPort>, Vec<WakeQueue>, Option<LentWriter>),
     inboxes: Vec<Receiver<CoreMessage>>,
 ) -> Result<Vec<RunningCore>, ServeError> {
     let mut cores = Vec::with_capacity(inboxes.len());
     for (index, ((port, wakes), inbox)) in ports.into_iter().zip(wakes).zip(inboxes).enumerate() {
-        match start_core(broker, engine, index, (port, wakes, inbox)) {
+        match start_core(broker, engine, index, (port, wakes, inbox, writer.take())) {
             Ok(core) => cores.push(core),
             Err(source) => {
                 stop_cores(cores);
@@ -278,7 +297,12 @@ fn start_core(
     broker: &Arc<Broker>,
     engine: &Engine,
     index: usize,
-    (port, wakes, inbox): (AppendPort, WakeQueue, Receiver<CoreMessage>),
+    (port, wakes, inbox, writer): (
+        AppendPort,
+        WakeQueue,
+        Receiver<CoreMessage>,
+        Option<LentWriter>,
+    ),
 ) -> io::Result<RunningCore> {
     let cpu = broker
         .config
@@ -295,6 +319,7 @@ fn start_core(
         port,
         wakes,
         inbox,
+        writer,
     };
     let shared = Arc::clone(broker);
     let (handle, thread) = spawn_core(settings, move |handle| Core::new(shared, handle, parts))?;
@@ -308,5 +333,34 @@ fn stop_cores(cores: Vec<RunningCore>) {
     for core in cores {
         // As for the services thread.
         let _ = core.thread.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use saturnmq_net::probe::Features;
+
+    use super::*;
+
+    #[test]
+    fn the_only_core_writes_where_its_ring_has_everything() {
+        let full = Engine::Uring(Features::FULL);
+        let writes = |cores, engine, forced| core_writes(cores, engine, forced).ok();
+        assert_eq!(writes(1, &full, None), Some(true));
+        assert_eq!(writes(1, &full, Some("")), Some(true));
+        assert_eq!(writes(1, &full, Some("thread")), Some(false));
+        assert_eq!(writes(2, &full, Some("core")), Some(false));
+        assert_eq!(
+            writes(1, &Engine::Uring(Features::PLAIN), None),
+            Some(false)
+        );
+        let epoll = Engine::Epoll(String::new());
+        assert_eq!(writes(1, &epoll, Some("core")), Some(false));
+        let refused = core_writes(1, &full, Some("cores")).expect_err("a wrong name");
+        let refused = refused.to_string();
+        assert!(
+            refused.contains("SATURNMQ_WRITER") && refused.contains("cores"),
+            "{refused}"
+        );
     }
 }

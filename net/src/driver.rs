@@ -7,7 +7,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -51,6 +51,10 @@ pub trait Protocol {
     fn has_work(&self) -> bool;
     /// The end of a pass: push staged appends, wake the writer.
     fn end_of_pass(&mut self);
+    /// A descriptor that ends the core's sleep when it is readable; always the same one.
+    fn watched(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// Asked while stopping: nothing in flight any more?
     fn idle(&self) -> bool;
     /// Called when a stop begins, and again when no more frames are read: what waits is to be

@@ -1,7 +1,7 @@
 //! The transport for hosts that refuse io_uring: level-triggered epoll and non-blocking sockets.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,14 @@ const EVENTS: usize = 256;
 /// Bytes received by one call.
 const RECEIVE: usize = 64 * 1024;
 const WAKE: u64 = u64::MAX;
+const WATCHED: u64 = u64::MAX - 1;
+
+/// How far the descriptor that the protocol has watched is known to epoll.
+enum Watch {
+    New,
+    Armed,
+    Fired,
+}
 
 struct Line {
     buffer: Vec<u8>,
@@ -41,6 +49,7 @@ pub(crate) struct EpollTransport {
     shared: Arc<Shared>,
     events: Vec<EpollEvent>,
     received: Vec<u8>,
+    watch: Watch,
     /// What is being sent, by the connection's index.
     lines: Vec<Line>,
 }
@@ -57,8 +66,21 @@ impl EpollTransport {
             shared: Arc::clone(shared),
             events: vec![EpollEvent::empty(); EVENTS],
             received: vec![0; RECEIVE],
+            watch: Watch::New,
             lines: Vec::new(),
         })
+    }
+
+    /// Has the next wait end when the descriptor is readable.
+    fn watch(&mut self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let once = EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT;
+        let mut event = EpollEvent::new(once, WATCHED);
+        match std::mem::replace(&mut self.watch, Watch::Armed) {
+            Watch::New => self.epoll.add(descriptor, event)?,
+            Watch::Fired => self.epoll.modify(descriptor, &mut event)?,
+            Watch::Armed => {}
+        }
+        Ok(())
     }
 
     fn set_interest(&mut self, id: ConnectionId, connection: &Connection, interest: EpollFlags) {
@@ -135,6 +157,10 @@ impl EpollTransport {
             }
             return;
         }
+        if event.data() == WATCHED {
+            self.watch = Watch::Fired;
+            return;
+        }
         let id = ConnectionId::from_bits(event.data());
         let flags = event.events();
         let broken = flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
@@ -206,6 +232,9 @@ impl Transport for EpollTransport {
     }
 
     fn turn<P: Protocol>(&mut self, core: &mut Core<P>, wait: Wait) -> io::Result<()> {
+        if let Some(descriptor) = core.watched() {
+            self.watch(descriptor)?;
+        }
         let ready = match self.epoll.wait(&mut self.events, timeout(wait)) {
             Ok(ready) => ready,
             Err(Errno::EINTR) => 0,

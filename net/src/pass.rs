@@ -13,6 +13,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -306,6 +307,11 @@ impl<P: Protocol> Core<P> {
         if let Some(connection) = self.io.get_mut(id) {
             connection.last_active_ms = self.now_ms;
         }
+    }
+
+    /// What the protocol has watched beside its connections.
+    pub fn watched(&self) -> Option<BorrowedFd<'_>> {
+        self.protocol.watched()
     }
 
     fn mark_busy(&mut self) {

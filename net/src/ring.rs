@@ -6,7 +6,7 @@
 
 use std::io::{self, Write};
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,6 +37,7 @@ const OP_SEND: u64 = 2;
 const OP_CANCEL: u64 = 3;
 const OP_WAKE: u64 = 4;
 const OP_MESSAGE: u64 = 5;
+const OP_WATCH: u64 = 6;
 const OP_BITS: u32 = 8;
 
 /// User data of a message from another ring: look into the inbox.
@@ -56,6 +57,7 @@ pub(crate) struct RingTransport {
     shared: Arc<Shared>,
     features: Features,
     wake_armed: bool,
+    watch_armed: bool,
     /// Requests that may touch our memory and have not ended.
     outstanding: usize,
     completions: Vec<cqueue::Entry>,
@@ -81,6 +83,7 @@ impl RingTransport {
             shared: Arc::clone(shared),
             features,
             wake_armed: false,
+            watch_armed: false,
             outstanding: 0,
             completions: Vec::with_capacity(COMPLETIONS as usize),
             fault: None,
@@ -129,6 +132,18 @@ impl RingTransport {
         self.push(read);
     }
 
+    fn arm_watch(&mut self, watched: Option<BorrowedFd<'_>>) {
+        if let Some(descriptor) = watched
+            && !self.watch_armed
+        {
+            let descriptor = Fd(descriptor.as_raw_fd());
+            let poll = opcode::PollAdd::new(descriptor, libc::POLLIN as u32).build();
+            self.watch_armed = true;
+            self.outstanding += 1;
+            self.push(poll.user_data(OP_WATCH));
+        }
+    }
+
     /// Submits what is queued and waits: the one system call of a pass.
     fn enter(&mut self, wait: Wait) -> io::Result<()> {
         let timeout = match wait {
@@ -172,13 +187,22 @@ impl RingTransport {
             OP_CANCEL if entry.result() < 0 => cancel_failed(core, id),
             OP_WAKE => {
                 self.wake_armed = false;
-                self.outstanding -= 1;
-                let error = io::Error::from_raw_os_error(-entry.result().min(0));
-                if entry.result() < 0 && !passes(&error) {
-                    self.fault = Some(error);
-                }
+                self.ended(entry.result());
+            }
+            OP_WATCH => {
+                self.watch_armed = false;
+                self.ended(entry.result());
             }
             _ => {}
+        }
+    }
+
+    /// A request that the core cannot do without has ended.
+    fn ended(&mut self, result: i32) {
+        self.outstanding -= 1;
+        let error = io::Error::from_raw_os_error(-result.min(0));
+        if result < 0 && !passes(&error) {
+            self.fault = Some(error);
         }
     }
 
@@ -234,7 +258,7 @@ impl RingTransport {
             self.reap();
             for entry in self.completions.drain(..) {
                 let op = entry.user_data() & ((1 << OP_BITS) - 1);
-                let ends = matches!(op, OP_RECEIVE | OP_SEND | OP_WAKE);
+                let ends = matches!(op, OP_RECEIVE | OP_SEND | OP_WAKE | OP_WATCH);
                 if ends && !cqueue::more(entry.flags()) {
                     self.outstanding -= 1;
                 }
@@ -336,6 +360,7 @@ impl Transport for RingTransport {
 
     fn turn<P: Protocol>(&mut self, core: &mut Core<P>, wait: Wait) -> io::Result<()> {
         self.arm_wake();
+        self.arm_watch(core.watched());
         self.enter(wait)?;
         core.woke();
         self.reap();

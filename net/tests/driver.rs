@@ -25,6 +25,7 @@ harness::each_engine! {
     a_half_closed_peer_gets_its_answers,
     two_thousand_idle_connections_do_not_disturb_a_busy_one,
     a_wake_is_never_lost,
+    a_watched_descriptor_that_is_readable_ends_the_sleep,
     a_reset_during_a_send_ends_that_connection_only,
     a_stop_answers_what_is_in_flight,
     a_stop_answers_whoever_waits_for_answers_and_says_the_end_with_the_last,
@@ -236,6 +237,16 @@ fn a_wake_is_never_lost(engine: Engine) {
             numbered(b'p', number, 8),
             "{number}"
         );
+    }
+    server.stop();
+}
+
+fn a_watched_descriptor_that_is_readable_ends_the_sleep(engine: Engine) {
+    // Nothing else moves this core: it has no connection.
+    let server = Server::start(engine, Limits::default());
+    for signals in 1..=100 {
+        server.signal();
+        until("the signal was seen", || server.signals_seen() == signals);
     }
     server.stop();
 }

@@ -178,6 +178,8 @@ pub struct StoreConfig {
     pub engine: DiskEngine,
     /// CPU the writer thread is pinned to.
     pub writer_cpu: Option<usize>,
+    /// The writer is lent to whoever opens the store, if io_uring writes the log.
+    pub lend_writer: bool,
     /// Log bytes between two resume points.
     pub resume_bytes: u64,
     /// Time between two resume points.
@@ -214,6 +216,7 @@ impl StoreConfig {
             prepare_files: true,
             engine: DiskEngine::Auto,
             writer_cpu: None,
+            lend_writer: false,
             resume_bytes: 256 << 20,
             resume_interval: Duration::from_secs(5),
             retention: RetentionConfig::default(),

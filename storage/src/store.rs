@@ -34,6 +34,7 @@ use crate::removed_topics;
 use crate::retention::{DiskUse, LogFileAge, MANUAL_ROUNDS, RoundInput, plan};
 use crate::tail::{TailError, TailReaders};
 use crate::watermarks::Watermarks;
+pub use crate::writer::lent::LentWriter;
 use crate::writer::thread::RunningWriter;
 
 pub(crate) mod start;
@@ -100,6 +101,8 @@ pub struct Opened {
     pub wakes: Vec<WakeQueue>,
     /// What opening found.
     pub report: OpenReport,
+    /// The writer, if it was asked for: it is to be turned by the thread of a port.
+    pub writer: Option<LentWriter>,
 }
 
 /// What a retention round did.

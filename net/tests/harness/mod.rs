@@ -10,6 +10,8 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -137,6 +139,7 @@ pub struct Seen {
     closed: AtomicUsize,
     refusals: AtomicUsize,
     unanswerable: AtomicUsize,
+    signals: AtomicUsize,
     late: Mutex<Vec<(ConnectionId, Vec<u8>)>>,
 }
 
@@ -150,6 +153,7 @@ struct Pushed {
 struct Echo {
     seen: Arc<Seen>,
     pushed: Receiver<Pushed>,
+    watched: UnixStream,
     offers: HashMap<ConnectionId, u32>,
     in_flight: usize,
 }
@@ -203,6 +207,9 @@ impl Protocol for Echo {
     }
 
     fn pass(&mut self, _: Instant, io: &mut Outbox) {
+        while let Ok(read @ 1..) = self.watched.read(&mut [0; 16]) {
+            self.seen.signals.fetch_add(read, Ordering::SeqCst);
+        }
         while let Ok(pushed) = self.pushed.try_recv() {
             match io.buffer(pushed.conn) {
                 Some(out) => out.extend_from_slice(&pushed.bytes),
@@ -227,6 +234,10 @@ impl Protocol for Echo {
 
     fn end_of_pass(&mut self) {}
 
+    fn watched(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.watched.as_fd())
+    }
+
     fn idle(&self) -> bool {
         self.in_flight == 0
     }
@@ -240,6 +251,7 @@ pub struct Server {
     pub address: SocketAddr,
     seen: Arc<Seen>,
     push: Sender<Pushed>,
+    signal: UnixStream,
     listener: TcpListener,
     accepting: JoinHandle<()>,
     core: JoinHandle<()>,
@@ -261,9 +273,12 @@ impl Server {
             ..CoreSettings::new(0, None, engine)
         };
         let of_core = Arc::clone(&seen);
+        let (signal, watched) = UnixStream::pair().unwrap();
+        watched.set_nonblocking(true).unwrap();
         let (handle, core) = spawn_core(settings, move |_| Echo {
             seen: of_core,
             pushed,
+            watched,
             offers: HashMap::new(),
             in_flight: 0,
         })
@@ -276,6 +291,7 @@ impl Server {
             address,
             seen,
             push,
+            signal,
             listener,
             accepting,
             core,
@@ -296,6 +312,15 @@ impl Server {
 
     pub fn refusals(&self) -> usize {
         self.seen.refusals.load(Ordering::SeqCst)
+    }
+
+    /// Makes the descriptor readable that the protocol has watched.
+    pub fn signal(&self) {
+        (&self.signal).write_all(b"s").unwrap();
+    }
+
+    pub fn signals_seen(&self) -> usize {
+        self.seen.signals.load(Ordering::SeqCst)
     }
 
     pub fn unanswerable(&self) -> usize {

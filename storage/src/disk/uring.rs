@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -67,14 +67,53 @@ impl UringDisk {
             let refused = disk.register_buffers().err();
             warning = refused.map(|error| disk.memlock_warning(&error));
         }
-        let submitter = disk.ring.submitter();
-        disk.registered_files = submitter.register_files_sparse(MAX_FILES as u32).is_ok();
+        disk.register_files();
         Ok((disk, warning))
+    }
+
+    /// As [`UringDisk::new`], to be used by one thread after the other: whoever used it last waits
+    /// for what is in flight. Needs Linux 5.19.
+    pub fn movable(tail: Arc<Tail>, bell: Arc<Doorbell>) -> io::Result<UringDisk> {
+        let mut builder = IoUring::builder();
+        builder.setup_coop_taskrun().setup_taskrun_flag();
+        let ring = builder.build((2 * MAX_REQUESTS) as u32)?;
+        let mut disk = UringDisk::with_ring(ring, tail, bell)?;
+        disk.pinning = Pinning::Awaited;
+        disk.register_files();
+        Ok(disk)
+    }
+
+    fn register_files(&mut self) {
+        let submitter = self.ring.submitter();
+        self.registered_files = submitter.register_files_sparse(MAX_FILES as u32).is_ok();
+    }
+
+    /// Readable when there is something to collect, or the bell rang.
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        // SAFETY: the ring is open as long as this value lives.
+        let ring = unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) };
+        ring.try_clone_to_owned()
+    }
+
+    /// What a sleep on [`UringDisk::descriptor`] needs: the bell is heard, what is queued starts.
+    pub fn before_sleep(&mut self) -> io::Result<()> {
+        self.prepare_wait();
+        self.start()
+    }
+
+    fn prepare_wait(&mut self) {
+        self.arm_bell();
+        if self.in_flight == 0 {
+            self.go_on_pinning();
+        }
     }
 
     /// As [`UringDisk::new`], with nothing registered.
     fn unregistered(tail: Arc<Tail>, bell: Arc<Doorbell>) -> io::Result<UringDisk> {
-        let ring = make_ring()?;
+        UringDisk::with_ring(make_ring()?, tail, bell)
+    }
+
+    fn with_ring(ring: IoUring, tail: Arc<Tail>, bell: Arc<Doorbell>) -> io::Result<UringDisk> {
         if !ring.params().is_feature_ext_arg() {
             return Err(io::Error::other(
                 "io_uring without timed waits (kernel < 5.11)",
@@ -161,45 +200,32 @@ impl UringDisk {
         // SAFETY: the start lies within the mapping (asserted above).
         let bytes = unsafe { size.as_ptr().add(start) }.cast_const();
         let len = len as u32;
-        // The two kinds of descriptor are two types to the library.
-        if self.registered_files {
-            let file = types::Fixed(file.0);
-            if self.registered_buffers {
-                let write = opcode::WriteFixed::new(file, bytes, len, buffer);
-                write.offset(offset).rw_flags(flags).build()
-            } else {
-                let write = opcode::Write::new(file, bytes, len);
-                write.offset(offset).rw_flags(flags).build()
-            }
+        let (file, kind) = self.descriptor_of(file);
+        let entry = if self.registered_buffers {
+            let write = opcode::WriteFixed::new(file, bytes, len, buffer);
+            write.offset(offset).rw_flags(flags).build()
         } else {
-            let file = types::Fd(self.raw_file(file));
-            if self.registered_buffers {
-                let write = opcode::WriteFixed::new(file, bytes, len, buffer);
-                write.offset(offset).rw_flags(flags).build()
-            } else {
-                let write = opcode::Write::new(file, bytes, len);
-                write.offset(offset).rw_flags(flags).build()
-            }
-        }
+            let write = opcode::Write::new(file, bytes, len);
+            write.offset(offset).rw_flags(flags).build()
+        };
+        entry.flags(kind)
     }
 
     fn sync_entry(&self, file: FileSlot) -> squeue::Entry {
-        let flags = types::FsyncFlags::DATASYNC;
-        if self.registered_files {
-            opcode::Fsync::new(types::Fixed(file.0))
-                .flags(flags)
-                .build()
-        } else {
-            opcode::Fsync::new(types::Fd(self.raw_file(file)))
-                .flags(flags)
-                .build()
-        }
+        let (file, kind) = self.descriptor_of(file);
+        let sync = opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC);
+        sync.build().flags(kind)
     }
 
-    fn raw_file(&self, slot: FileSlot) -> i32 {
+    /// How requests name a file: by its place among the registered ones, or its descriptor.
+    fn descriptor_of(&self, slot: FileSlot) -> (types::Fd, squeue::Flags) {
+        if self.registered_files {
+            return (types::Fd(slot.0 as i32), squeue::Flags::FIXED_FILE);
+        }
         let file = self.files[slot.0 as usize].as_ref();
         // The writer submits to attached files only.
-        file.expect("the file is attached").as_raw_fd()
+        let descriptor = file.expect("the file is attached").as_raw_fd();
+        (types::Fd(descriptor), squeue::Flags::empty())
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
@@ -382,10 +408,7 @@ impl Disk for UringDisk {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.arm_bell();
-        if self.in_flight == 0 {
-            self.go_on_pinning();
-        }
+        self.prepare_wait();
         self.enter(1, timeout)
     }
 }

@@ -64,7 +64,7 @@ pub(super) fn start(
     let behind = recovered.changed && recovered.resumed.is_some();
     let (parts, flusher) = Parts::new(config, layout, recovered)?;
     let (connections, receiver) = parts.connections(Arc::clone(&waker));
-    let (writer, append_ports) = launch(&parts.config, ports, parts.log_start, connections)?;
+    let (mut writer, append_ports) = launch(&parts.config, ports, parts.log_start, connections)?;
     let (core_wakes, wakes) = wake_queues(ports, parts.config.wake_queue_items, waker, &receiver);
     let dispatcher = parts.dispatcher(receiver, core_wakes, writer.tail.reader()?);
     let log_end = LogEnd {
@@ -73,6 +73,7 @@ pub(super) fn start(
         removals: writer.removals.clone(),
         writing: writer.plan.summary(),
     };
+    let lent = writer.lent.take();
     let running = Running {
         dispatcher: Some(start_dispatcher(dispatcher, Arc::clone(&writer.status))?),
         flusher: FlusherThread::start(flusher, Arc::clone(&writer.status))?,
@@ -87,6 +88,7 @@ pub(super) fn start(
         ports: append_ports,
         wakes,
         report,
+        writer: lent,
     })
 }
 

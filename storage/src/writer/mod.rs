@@ -26,6 +26,7 @@ use crate::seeded::{Fault, seeded};
 use crate::tail::TailWriter;
 use crate::watermarks::Watermarks;
 
+pub(crate) mod lent;
 mod offsets;
 mod staging;
 mod submission;
@@ -297,6 +298,15 @@ where
     /// Whether an entry waits in some port.
     pub fn has_entries(&self) -> bool {
         self.ports.iter().any(PortEnd::has_entries)
+    }
+
+    /// Waits until nothing is in flight, without taking anything on.
+    pub fn settle(&mut self, now: Now) -> std::io::Result<()> {
+        while !self.in_flight.is_empty() || self.zeroing.is_some() || self.syncing.is_some() {
+            self.disk.wait(Some(Duration::from_millis(100)))?;
+            self.reap(now);
+        }
+        Ok(())
     }
 
     /// From now on: finish what was pushed, make it durable and end.

@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::lent::{self, LentWriter};
 use super::{LogFile, Now, QueueOffsets, Turn, Writer, WriterParts};
 use crate::append_queue::{AppendPort, Doorbell, PortEnd, PortLimits, port};
 use crate::commit_log::{Geometry, LatchOnPanic, LogStatus};
@@ -51,7 +52,7 @@ pub(crate) struct Connections<Q> {
 }
 
 /// Called with the number of a port that got results.
-type Wake = Box<dyn FnMut(usize) + Send>;
+pub(super) type Wake = Box<dyn FnMut(usize) + Send>;
 
 /// A running writer.
 pub(crate) struct RunningWriter {
@@ -68,6 +69,8 @@ pub(crate) struct RunningWriter {
     pub tail: TailReaders,
     /// How the log is written, for the banner.
     pub plan: DiskPlan,
+    /// The writer itself, if it is to be turned elsewhere.
+    pub lent: Option<LentWriter>,
 }
 
 /// Starts the writer on a recovered log; returns it with its ports.
@@ -125,6 +128,7 @@ pub(crate) fn launch_with<Q: QueueOffsets + Send + 'static>(
         status,
         tail,
         plan,
+        lent: started.lent,
     };
     Ok((running, ports))
 }
@@ -191,6 +195,7 @@ pub(crate) fn lay_out<Q>(
         stop: Arc::new(AtomicBool::new(false)),
         plan,
         may_fall_back: false,
+        lends: config.lend_writer,
         cpu: config.writer_cpu,
         connections,
     };
@@ -346,6 +351,7 @@ pub(crate) struct Seed<Q> {
     stop: Arc<AtomicBool>,
     plan: DiskPlan,
     may_fall_back: bool,
+    lends: bool,
     cpu: Option<usize>,
     connections: Connections<Q>,
 }
@@ -354,6 +360,7 @@ pub(crate) struct Seed<Q> {
 struct Started {
     engine: Engine,
     notes: Vec<String>,
+    lent: Option<LentWriter>,
 }
 
 type Spawned = (JoinHandle<()>, mpsc::Receiver<()>, Started);
@@ -375,7 +382,36 @@ fn spawn<Q: QueueOffsets + Send + 'static>(seed: Seed<Q>) -> io::Result<Spawned>
     Ok((thread, ended, started))
 }
 
-impl<Q: QueueOffsets> Seed<Q> {
+impl<Q: QueueOffsets + Send + 'static> Seed<Q> {
+    /// Lends the writer out and goes on with it when it comes back.
+    fn lend(
+        self,
+        disk: UringDisk,
+        notes: Vec<String>,
+        started: &mpsc::SyncSender<io::Result<Started>>,
+    ) {
+        let (bell, stop) = (Arc::clone(&self.bell), Arc::clone(&self.stop));
+        let status = Arc::clone(&self.status);
+        let made = self.into_writer(disk);
+        let lending = made
+            .and_then(|(writer, wake)| lent::lend(writer.with_clock(wall_ms), wake, bell, stop));
+        let (lent, back) = match lending {
+            Ok(lending) => lending,
+            Err(error) => return report(started, Err(error)),
+        };
+        let found = Started {
+            engine: Engine::Uring,
+            notes,
+            lent: Some(lent),
+        };
+        report(started, Ok(found));
+        match back.recv() {
+            Ok(mut writer) => writer.turn_until_finished(),
+            // It panicked in a turn.
+            Err(_) => status.latch("the writer stopped on an internal error"),
+        }
+    }
+
     fn run(self, started: &mpsc::SyncSender<io::Result<Started>>) {
         let mut notes = Vec::new();
         if let Some(cpu) = self.cpu
@@ -385,6 +421,12 @@ impl<Q: QueueOffsets> Seed<Q> {
         }
         let shared: Arc<Tail> = Arc::clone(self.tail.shared());
         let bell = Arc::clone(&self.bell);
+        if self.lends
+            && self.plan.engine == Engine::Uring
+            && let Ok(disk) = UringDisk::movable(Arc::clone(&shared), Arc::clone(&bell))
+        {
+            return self.lend(disk, notes, started);
+        }
         if self.plan.engine == Engine::Uring {
             match UringDisk::new(Arc::clone(&shared), Arc::clone(&bell)) {
                 Ok((disk, warning)) => {
@@ -392,6 +434,7 @@ impl<Q: QueueOffsets> Seed<Q> {
                     let found = Started {
                         engine: Engine::Uring,
                         notes,
+                        lent: None,
                     };
                     return self.run_on(disk, found, started);
                 }
@@ -406,7 +449,13 @@ impl<Q: QueueOffsets> Seed<Q> {
         match BlockingDisk::new(shared, bell, !self.plan.direct) {
             Ok(disk) => {
                 let engine = Engine::Blocking;
-                self.run_on(disk, Started { engine, notes }, started)
+                let lent = None;
+                let found = Started {
+                    engine,
+                    notes,
+                    lent,
+                };
+                self.run_on(disk, found, started)
             }
             Err(error) => report(started, Err(error)),
         }
@@ -422,12 +471,16 @@ impl<Q: QueueOffsets> Seed<Q> {
         match self.into_writer(disk) {
             Ok((writer, mut wake)) => {
                 report(started, Ok(found));
-                turn_until_finished(writer.with_clock(wall_ms), &bell, &stop, &mut *wake);
+                let mut writer = writer.with_clock(wall_ms);
+                let started = Instant::now();
+                turn_until_finished(&mut writer, (&bell, &stop), started, &mut *wake);
             }
             Err(error) => report(started, Err(error)),
         }
     }
+}
 
+impl<Q: QueueOffsets> Seed<Q> {
     /// What its disk writes from.
     #[cfg(test)]
     pub fn shared_tail(&self) -> &Arc<Tail> {
@@ -482,25 +535,20 @@ fn wall_ms() -> i64 {
     since.unwrap_or_default().as_millis() as i64
 }
 
-fn turn_until_finished<D: Disk, Q: QueueOffsets>(
-    mut writer: Writer<D, PreparedFiles, Q>,
-    bell: &Doorbell,
-    stop: &AtomicBool,
+pub(super) fn turn_until_finished<D: Disk, Q: QueueOffsets>(
+    writer: &mut Writer<D, PreparedFiles, Q>,
+    (bell, stop): (&Doorbell, &AtomicBool),
+    started: Instant,
     wake: &mut dyn FnMut(usize),
 ) where
     PreparedFiles: super::LogFiles<File = D::File>,
 {
-    let started = Instant::now();
     loop {
         let stopping = stop.load(Ordering::SeqCst);
         if stopping {
             writer.stop();
         }
-        let now = Now {
-            wall_ms: wall_ms(),
-            monotonic: started.elapsed(),
-        };
-        let turn = writer.turn(now, wake);
+        let turn = writer.turn(Now::read(started), wake);
         let (timeout, announce) = match turn {
             Turn::Busy => continue,
             Turn::Finished => return,
@@ -520,6 +568,16 @@ fn turn_until_finished<D: Disk, Q: QueueOffsets>(
         }
         if let Err(error) = waited {
             writer.latch(&format!("waiting for the disk failed: {error}"));
+        }
+    }
+}
+
+impl Now {
+    /// The time; its monotonic part counts from `started`.
+    pub(super) fn read(started: Instant) -> Now {
+        Now {
+            wall_ms: wall_ms(),
+            monotonic: started.elapsed(),
         }
     }
 }

@@ -11,6 +11,7 @@ mod holes;
 mod inspecting;
 mod kill;
 mod killed;
+mod lent;
 mod removed;
 mod retention;
 mod running;
