@@ -505,11 +505,10 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_left_alone_and_links_to_files_followed() {
+    fn other_directories_are_left_alone_and_links_to_files_followed() {
         let dir = directory(&[("00000000000000000000", 100)]);
         let elsewhere = directory(&[("moved", 100)]);
         fs::create_dir(dir.path().join("lost+found")).unwrap();
-        fs::create_dir(dir.path().join("00000000000000000300")).unwrap();
         let link = |target: &Path, name| {
             std::os::unix::fs::symlink(target, dir.path().join(name)).unwrap();
         };
@@ -522,6 +521,17 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(refused.contains("leads nowhere; move it"), "{refused}");
+    }
+
+    #[test]
+    fn a_directory_in_the_place_of_a_file_is_refused() {
+        let dir = directory(&[("00000000000000000000", 100)]);
+        fs::create_dir(dir.path().join("00000000000000000100")).unwrap();
+        let refused = list_fixed_files(dir.path(), 100, KEY)
+            .unwrap_err()
+            .to_string();
+        assert!(refused.contains("00000000000000000100"), "{refused}");
+        assert!(refused.contains("directory"), "{refused}");
     }
 
     #[test]
