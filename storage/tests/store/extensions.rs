@@ -10,6 +10,7 @@ use saturnmq_storage::config::{PullLimits, StoreConfig};
 use saturnmq_storage::consume_queue::UnitLook;
 use saturnmq_storage::dispatch::{BitsOfRecord, UnitBits};
 use saturnmq_storage::filter::TagFilter;
+use saturnmq_storage::format::consume_entry::ENTRY_SIZE;
 use saturnmq_storage::format::extension_unit::{Unit, is_address, position, size_of_unit};
 use saturnmq_storage::format::record::Record;
 use saturnmq_storage::queue_table::Queue;
@@ -286,6 +287,16 @@ fn units_are_in_step_with_their_queues_after_a_crash() {
     check_units(&opened.store, &config.root, "Orders", 0);
 }
 
+/// Makes zeros of what the files of a directory hold from `end` on.
+fn keep_until(directory: &Path, end: u64) {
+    for (name, mut bytes) in files(directory) {
+        let base: u64 = name.parse().expect("20 digits");
+        let keep = end.saturating_sub(base).min(bytes.len() as u64) as usize;
+        bytes[keep..].fill(0);
+        std::fs::write(directory.join(name), bytes).expect("write");
+    }
+}
+
 #[test]
 fn units_behind_a_log_that_was_cut_are_put_anew() {
     let dir = tempfile::tempdir().expect("temporary directory");
@@ -306,12 +317,11 @@ fn units_behind_a_log_that_was_cut_are_put_anew() {
         .expect("there")
         .physical_offset;
     drop(opened);
-    // Nothing of the log from there on reached the disk; queues and units did.
-    for (name, mut bytes) in files(&root.join("commitlog")) {
-        let base: u64 = name.parse().expect("20 digits");
-        let keep = at.saturating_sub(base).min(bytes.len() as u64) as usize;
-        bytes[keep..].fill(0);
-        std::fs::write(root.join("commitlog").join(name), bytes).expect("write");
+    // Nothing of the log and the queues from there on reached the disk; units did.
+    keep_until(&root.join("commitlog"), at);
+    for queue_id in 0..4 {
+        let queue = root.join(format!("consumequeue/Orders/{queue_id}"));
+        keep_until(&queue, 100 * ENTRY_SIZE as u64);
     }
     let mut opened = open(&config).expect("open");
     assert_eq!(
