@@ -85,6 +85,8 @@ class ExtensionsTest {
             Await.until("the first messages", () -> got.containsAll(wanted));
             send(producer, round + "-after", wanted);
             Await.until("all messages", () -> got.containsAll(wanted));
+            // After a kill those come again whose progress was not saved.
+            got.removeIf(body -> !body.startsWith(round));
             assertEquals(wanted, got);
         } finally {
             consumer.shutdown();
