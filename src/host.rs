@@ -275,6 +275,7 @@ pub fn network(engine: &Engine) -> String {
         (features.multishot, "multishot receive"),
         (features.incremental, "incremental buffers"),
         (features.no_iowait, "quiet waits"),
+        (features.quiet_sends, "quiet sends"),
     ];
     let in_use: Vec<&str> = in_use
         .iter()

@@ -207,7 +207,12 @@ impl Transport for EpollTransport {
         self.set_interest(id, connection, interest);
     }
 
-    fn send(&mut self, id: ConnectionId, connection: &mut Connection) -> io::Result<Sending> {
+    fn send(
+        &mut self,
+        id: ConnectionId,
+        connection: &mut Connection,
+        _awaited: bool,
+    ) -> io::Result<Sending> {
         let line = &mut self.lines[id.index()];
         line.buffer = connection.take_out();
         line.sent = 0;

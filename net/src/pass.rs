@@ -63,8 +63,14 @@ pub(crate) trait Transport {
     fn read(&mut self, id: ConnectionId, connection: &mut Connection);
     /// Stops reading; bytes may still be reported until `connection.reading` is `Idle`.
     fn pause(&mut self, id: ConnectionId, connection: &mut Connection);
-    /// Starts sending `connection.out`; `connection.sending` is 0.
-    fn send(&mut self, id: ConnectionId, connection: &mut Connection) -> io::Result<Sending>;
+    /// Starts sending `connection.out`; `connection.sending` is 0. `awaited`: the core has
+    /// something to do when it is sent; if not, the end may be reported with the next event.
+    fn send(
+        &mut self,
+        id: ConnectionId,
+        connection: &mut Connection,
+        awaited: bool,
+    ) -> io::Result<Sending>;
     /// Ends all traffic; the slot is free once `reading` is `Idle` and `sending` is 0.
     fn shut(&mut self, id: ConnectionId, connection: &mut Connection);
     /// Waits, then reports what happened.

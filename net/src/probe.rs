@@ -18,6 +18,9 @@ pub struct Features {
     pub multishot: bool,
     /// Waiting is not accounted as waiting for a disk (`IORING_ENTER_NO_IOWAIT`, Linux 6.15).
     pub no_iowait: bool,
+    /// A send that the socket takes at once ends without a completion, so that the core can sleep
+    /// in the system call that sends (`IOSQE_CQE_SKIP_SUCCESS`; used from Linux 6.15 on).
+    pub quiet_sends: bool,
 }
 
 impl Features {
@@ -28,6 +31,7 @@ impl Features {
         incremental: true,
         multishot: true,
         no_iowait: true,
+        quiet_sends: true,
     };
     /// What is left on the oldest kernel that io_uring is used on (Linux 5.19).
     pub const PLAIN: Features = Features {
@@ -36,6 +40,7 @@ impl Features {
         incremental: false,
         multishot: false,
         no_iowait: false,
+        quiet_sends: false,
     };
 }
 
@@ -58,6 +63,7 @@ impl fmt::Display for Engine {
                     (features.incremental, "incremental buffers"),
                     (features.multishot, "multishot receive"),
                     (features.no_iowait, "quiet waits"),
+                    (features.quiet_sends, "quiet sends"),
                 ];
                 let missing: Vec<&str> = missing
                     .iter()

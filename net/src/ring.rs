@@ -4,6 +4,8 @@
 //! belongs to this module from submission to completion. Always true: what is freed or reused has
 //! no request left; should requests not end when a core goes down, their memory is leaked instead.
 
+mod messenger;
+
 use std::io::{self, Write};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -17,9 +19,11 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::buffers::ReceiveBuffers;
 use crate::connection::{Connection, ConnectionId, Reading};
-use crate::driver::{Protocol, RingMessage, Shared, count};
+use crate::driver::{Protocol, Shared, count};
 use crate::pass::{Core, Sending, Transport, Wait};
 use crate::probe::Features;
+
+pub use messenger::Messenger;
 
 const SUBMISSIONS: u32 = 1024;
 const COMPLETIONS: u32 = 8192;
@@ -47,11 +51,24 @@ fn tag(id: ConnectionId, op: u64) -> u64 {
     id.bits() << OP_BITS | op
 }
 
+/// What a connection is sending.
+#[derive(Default)]
+struct Outgoing {
+    buffer: Vec<u8>,
+    /// Bytes of it that were sent by an earlier request.
+    done: usize,
+    /// The connection, if the request ends without a completion when the socket takes all of it
+    /// at once.
+    quiet: Option<ConnectionId>,
+}
+
 pub(crate) struct RingTransport {
     ring: ManuallyDrop<IoUring>,
     buffers: ManuallyDrop<ReceiveBuffers>,
-    /// Buffers being sent, by the connection's index.
-    sends: ManuallyDrop<Vec<Vec<u8>>>,
+    /// What is being sent, by the connection's index.
+    sends: ManuallyDrop<Vec<Outgoing>>,
+    /// Connections whose send was queued as a quiet one and is not known to have ended.
+    quiet: Vec<ConnectionId>,
     /// Where the eventfd's counter is read to.
     counter: ManuallyDrop<Box<u64>>,
     shared: Arc<Shared>,
@@ -79,6 +96,7 @@ impl RingTransport {
             ring: ManuallyDrop::new(ring),
             buffers: ManuallyDrop::new(buffers),
             sends: ManuallyDrop::new(Vec::new()),
+            quiet: Vec::new(),
             counter: ManuallyDrop::new(Box::new(0)),
             shared: Arc::clone(shared),
             features,
@@ -235,14 +253,77 @@ impl RingTransport {
         }
     }
 
+    /// Queues what is left of a connection's buffer.
+    fn push_send(&mut self, id: ConnectionId, socket: RawFd) {
+        let Outgoing {
+            buffer,
+            done,
+            quiet,
+        } = &self.sends[id.index()];
+        let rest = &buffer[*done..];
+        let mut flags = libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
+        if quiet.is_some() {
+            flags |= libc::MSG_DONTWAIT;
+        }
+        let mut entry = opcode::Send::new(Fd(socket), rest.as_ptr(), rest.len() as u32)
+            .flags(flags)
+            .build()
+            .user_data(tag(id, OP_SEND));
+        if quiet.is_some() {
+            entry = entry.flags(squeue::Flags::SKIP_SUCCESS);
+            self.quiet.push(id);
+        }
+        self.outstanding += 1;
+        self.push(entry);
+    }
+
     fn send_completed<P: Protocol>(&mut self, core: &mut Core<P>, id: ConnectionId, result: i32) {
         self.outstanding -= 1;
-        let buffer = std::mem::take(&mut self.sends[id.index()]);
-        match usize::try_from(result) {
-            Ok(sent) if sent == buffer.len() => core.sent(id, buffer),
+        let outgoing = &mut self.sends[id.index()];
+        let was_quiet = outgoing.quiet.take().is_some();
+        let sent = usize::try_from(result);
+        outgoing.done += sent.unwrap_or(0);
+        let whole = outgoing.done == outgoing.buffer.len();
+        // The socket's buffer is full: the rest is sent by a request that waits for room.
+        if was_quiet
+            && !whole
+            && (sent.is_ok() || result == -libc::EAGAIN)
+            && let Some(connection) = core.connection(id)
+        {
+            let socket = connection.socket.as_raw_fd();
+            self.push_send(id, socket);
+            return;
+        }
+        let buffer = std::mem::take(&mut outgoing.buffer);
+        match sent {
+            Ok(_) if whole => core.sent(id, buffer),
             Ok(_) => core.send_failed(id, &io::ErrorKind::WriteZero.into()),
             Err(_) => core.send_failed(id, &io::Error::from_raw_os_error(-result)),
         }
+    }
+
+    /// Quiet sends that the kernel has seen, and whose failure it has not reported, are done: they
+    /// run while they are submitted. To be called when all completions were looked at.
+    fn quiet_sends_ended(&mut self, mut ended: impl FnMut(ConnectionId, Vec<u8>)) {
+        if self.quiet.is_empty() {
+            return;
+        }
+        let queue = self.ring.submission();
+        // A failure may be among the completions that found no room.
+        if !queue.is_empty() || queue.cq_overflow() || !self.completions.is_empty() {
+            return;
+        }
+        drop(queue);
+        let mut quiet = std::mem::take(&mut self.quiet);
+        for id in quiet.drain(..) {
+            let outgoing = &mut self.sends[id.index()];
+            if outgoing.quiet == Some(id) {
+                outgoing.quiet = None;
+                self.outstanding -= 1;
+                ended(id, std::mem::take(&mut outgoing.buffer));
+            }
+        }
+        self.quiet = quiet;
     }
 
     /// Cancels every request and waits for their ends; false: some have not ended.
@@ -262,7 +343,12 @@ impl RingTransport {
                 if ends && !cqueue::more(entry.flags()) {
                     self.outstanding -= 1;
                 }
+                if op == OP_SEND {
+                    let id = ConnectionId::from_bits(entry.user_data() >> OP_BITS);
+                    self.sends[id.index()].quiet = None;
+                }
             }
+            self.quiet_sends_ended(|_, _| {});
         }
         self.outstanding == 0
     }
@@ -316,7 +402,7 @@ impl Transport for RingTransport {
             fcntl(socket, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
         }
         if self.sends.len() <= id.index() {
-            self.sends.resize_with(id.index() + 1, Vec::new);
+            self.sends.resize_with(id.index() + 1, Outgoing::default);
         }
         Ok(())
     }
@@ -342,15 +428,19 @@ impl Transport for RingTransport {
         self.push(cancel.user_data(tag(id, OP_CANCEL)));
     }
 
-    fn send(&mut self, id: ConnectionId, connection: &mut Connection) -> io::Result<Sending> {
-        let bytes = u32::try_from(connection.out.len()).map_err(io::Error::other)?;
-        let buffer = connection.take_out();
-        let entry = opcode::Send::new(Fd(connection.socket.as_raw_fd()), buffer.as_ptr(), bytes)
-            .flags(libc::MSG_WAITALL | libc::MSG_NOSIGNAL)
-            .build();
-        self.sends[id.index()] = buffer;
-        self.outstanding += 1;
-        self.push(entry.user_data(tag(id, OP_SEND)));
+    fn send(
+        &mut self,
+        id: ConnectionId,
+        connection: &mut Connection,
+        awaited: bool,
+    ) -> io::Result<Sending> {
+        u32::try_from(connection.out.len()).map_err(io::Error::other)?;
+        self.sends[id.index()] = Outgoing {
+            buffer: connection.take_out(),
+            done: 0,
+            quiet: (self.features.quiet_sends && !awaited).then_some(id),
+        };
+        self.push_send(id, connection.socket.as_raw_fd());
         Ok(Sending::Pending)
     }
 
@@ -369,7 +459,10 @@ impl Transport for RingTransport {
             self.completed(core, entry);
         }
         completions.clear();
+        // A full queue may have been reaped meanwhile.
+        completions.append(&mut self.completions);
         self.completions = completions;
+        self.quiet_sends_ended(|id, buffer| core.sent(id, buffer));
         match self.fault.take() {
             Some(error) => Err(error),
             None => Ok(()),
@@ -414,6 +507,8 @@ fn build(wanted: Features, entries: u32, completions: u32) -> io::Result<(IoUrin
         ));
     }
     features.no_iowait &= parameters.is_feature_no_iowait();
+    // Older kernels do not always tell how much of a send that ended early was sent.
+    features.quiet_sends &= features.no_iowait && parameters.is_feature_skip_cqe_on_success();
     Ok((ring, features))
 }
 
@@ -478,51 +573,6 @@ fn receives(ring: &mut IoUring, multishot: bool) -> io::Result<bool> {
             if !cqueue::more(entry.flags()) {
                 return Ok(received);
             }
-        }
-    }
-}
-
-/// A small ring that tells cores of queued sockets, for a thread that hands connections over.
-pub struct Messenger {
-    ring: IoUring,
-}
-
-impl Messenger {
-    /// Makes the ring.
-    ///
-    /// # Errors
-    /// The host refuses io_uring.
-    pub fn new() -> io::Result<Messenger> {
-        Ok(Messenger {
-            ring: IoUring::new(8)?,
-        })
-    }
-
-    /// Sends `message` to the ring of a core.
-    ///
-    /// # Errors
-    /// The message could not be delivered (old kernel, core gone).
-    pub fn send(&mut self, message: &RingMessage) -> io::Result<()> {
-        let RingMessage {
-            ring_fd,
-            result,
-            user_data,
-        } = *message;
-        let entry = opcode::MsgRingData::new(Fd(ring_fd), result, user_data, None).build();
-        // SAFETY: the request refers to no memory.
-        if unsafe { self.ring.submission().push(&entry) }.is_err() {
-            return Err(io::Error::other("the messenger's ring is full"));
-        }
-        self.ring.submit_and_wait(1)?;
-        let outcome = self
-            .ring
-            .completion()
-            .next()
-            .map_or(0, |entry| entry.result());
-        if outcome < 0 {
-            Err(io::Error::from_raw_os_error(-outcome))
-        } else {
-            Ok(())
         }
     }
 }

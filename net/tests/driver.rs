@@ -35,6 +35,8 @@ harness::each_engine! {
     a_refused_socket_is_closed,
     a_protocol_that_panics_ends_its_core_and_hangs_up,
     a_pass_enters_the_kernel_about_once,
+    an_answer_leaves_with_the_call_that_waits_for_the_next_request,
+    an_answer_that_a_full_socket_takes_in_part_arrives_whole,
 }
 
 fn pipelined_frames_are_answered_in_order(engine: Engine) {
@@ -490,5 +492,51 @@ fn a_pass_enters_the_kernel_about_once(engine: Engine) {
         "{enters} system calls in {passes} passes"
     );
     assert_eq!(frame(b'e', b"").len(), 9);
+    server.stop();
+}
+
+fn an_answer_leaves_with_the_call_that_waits_for_the_next_request(engine: Engine) {
+    let one_call = matches!(&engine, Engine::Uring(features) if features.quiet_sends);
+    let server = Server::start(engine, Limits::default());
+    let mut client = server.connect();
+    let counters = server.handle.counters();
+    let before = counters.enters.load(Ordering::Relaxed);
+    for number in 0..1_000 {
+        client.write_all(&numbered(b'e', number, 100)).unwrap();
+        assert_eq!(
+            read_frame(&mut client).unwrap(),
+            numbered(b'e', number, 100)
+        );
+    }
+    let enters = counters.enters.load(Ordering::Relaxed) - before;
+    println!("{enters} system calls for 1000 requests");
+    // Others end the sleep in between as well, now and then.
+    assert!(
+        !one_call || enters < 1_200,
+        "{enters} system calls for 1000 requests"
+    );
+    server.stop();
+}
+
+fn an_answer_that_a_full_socket_takes_in_part_arrives_whole(engine: Engine) {
+    let server = Server::start(engine, Limits::default());
+    let mut client = server.connect();
+    let counters = server.handle.counters();
+    // One answer for each pass, until the sockets of both sides are full.
+    let mut asked = 0;
+    while counters.held.load(Ordering::Relaxed) == 0 {
+        client.write_all(&numbered(b'e', asked, 30_000)).unwrap();
+        asked += 1;
+        until("the frame is taken, or nothing is read", || {
+            counters.frames.load(Ordering::Relaxed) == u64::from(asked)
+                || counters.held.load(Ordering::Relaxed) > 0
+        });
+    }
+    for number in 0..asked {
+        assert_eq!(
+            read_frame(&mut client).unwrap(),
+            numbered(b'e', number, 30_000)
+        );
+    }
     server.stop();
 }

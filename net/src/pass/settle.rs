@@ -7,6 +7,9 @@ use super::{Core, Sending, Stop, Transport};
 use crate::connection::{Connection, ConnectionId, Holds, Reading, Stage, Unread};
 use crate::driver::{Protocol, count};
 
+/// The end of a larger send is waited for: it may take long, and its memory is wanted back.
+const QUIET_MOST: usize = 64 * 1024;
+
 impl<P: Protocol> Core<P> {
     pub(super) fn settle_touched<T: Transport>(&mut self, transport: &mut T) {
         let mut touched = std::mem::take(&mut self.io.touched);
@@ -90,6 +93,7 @@ impl<P: Protocol> Core<P> {
     }
 
     fn send<T: Transport>(&mut self, transport: &mut T, id: ConnectionId) -> io::Result<()> {
+        let most = self.most_unsent();
         let Some(connection) = self.io.get_mut(id) else {
             return Ok(());
         };
@@ -104,7 +108,18 @@ impl<P: Protocol> Core<P> {
         }
         let bytes = connection.out.len();
         connection.sending_since_ms = self.now_ms;
-        if let Sending::Done = transport.send(id, connection)? {
+        let goes_on = connection.stage == Stage::Open
+            && !connection.ended
+            && !connection.close_wanted
+            && connection.holds == Holds::default();
+        let awaited = !goes_on
+            || !matches!(self.stop, Stop::No)
+            || bytes > most.min(QUIET_MOST)
+            || self.io.unsent_total > self.limits.unsent_total_bytes / 2;
+        let Some(connection) = self.io.get_mut(id) else {
+            return Ok(());
+        };
+        if let Sending::Done = transport.send(id, connection, awaited)? {
             self.sent_at_once(id, bytes);
         }
         self.mark_busy();

@@ -126,7 +126,12 @@ impl Transport for Script {
         self.lines[id.index()].cancelled = true;
     }
 
-    fn send(&mut self, id: ConnectionId, connection: &mut Connection) -> io::Result<Sending> {
+    fn send(
+        &mut self,
+        id: ConnectionId,
+        connection: &mut Connection,
+        _awaited: bool,
+    ) -> io::Result<Sending> {
         assert_eq!(connection.sending, 0, "two sends at once");
         let buffer = connection.take_out();
         assert!(!buffer.is_empty());

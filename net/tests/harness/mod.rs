@@ -45,6 +45,8 @@ pub fn on(name: &str, test: fn(Engine)) {
         "uring-6.1" => choose_named(Some("uring")).map(|engine| match engine {
             Engine::Uring(features) => Engine::Uring(Features {
                 incremental: false,
+                no_iowait: false,
+                quiet_sends: false,
                 ..features
             }),
             other => other,
