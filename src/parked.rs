@@ -40,20 +40,45 @@ impl Default for ParkedLimits {
     }
 }
 
+/// The neighbours of an entry in one list.
+#[derive(Copy, Clone)]
+struct Links {
+    previous: u32,
+    next: u32,
+}
+
+/// A list of entries, in the order in which they were parked.
+#[derive(Copy, Clone)]
+struct List {
+    first: u32,
+    last: u32,
+}
+
+impl List {
+    const EMPTY: List = List {
+        first: NONE,
+        last: NONE,
+    };
+}
+
+/// The lists that each entry is in: the places of their [`Links`].
+const BUCKET: usize = 0;
+const SLOT: usize = 1;
+const CONNECTION: usize = 2;
+
 struct Entry<C, T> {
     value: Option<T>,
     connection: C,
     slot: u32,
     bytes: usize,
     deadline: u64,
-    previous: u32,
-    next: u32,
+    links: [Links; 3],
 }
 
 /// The waiting requests of one connection.
-#[derive(Default)]
 struct Own {
-    waiting: Vec<u32>,
+    waiting: List,
+    count: usize,
     bytes: usize,
 }
 
@@ -61,10 +86,10 @@ struct Own {
 pub struct Parked<C, T> {
     entries: Vec<Entry<C, T>>,
     free: Vec<u32>,
-    by_slot: Vec<Vec<u32>>,
+    by_slot: Vec<List>,
     by_connection: HashMap<C, Own>,
     bytes: usize,
-    buckets: Box<[u32]>,
+    buckets: Box<[List]>,
     occupied: Box<[u64]>,
     start: Instant,
     swept: u64,
@@ -80,7 +105,7 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
             by_slot: Vec::new(),
             by_connection: HashMap::new(),
             bytes: 0,
-            buckets: vec![NONE; BUCKETS].into_boxed_slice(),
+            buckets: vec![List::EMPTY; BUCKETS].into_boxed_slice(),
             occupied: vec![0; BUCKETS / 64].into_boxed_slice(),
             start: now,
             swept: 0,
@@ -109,12 +134,15 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
         value: T,
     ) -> Result<u32, T> {
         let taken = self.entries.len() - self.free.len();
-        let own = self.by_connection.entry(connection).or_default();
         let limits = &self.limits;
+        let (own_count, own_bytes) = self
+            .by_connection
+            .get(&connection)
+            .map_or((0, 0), |own| (own.count, own.bytes));
         if taken >= limits.total
-            || own.waiting.len() >= limits.per_connection
+            || own_count >= limits.per_connection
             || self.bytes + bytes > limits.bytes
-            || own.bytes + bytes > limits.bytes_per_connection
+            || own_bytes + bytes > limits.bytes_per_connection
         {
             return Err(value);
         }
@@ -126,8 +154,10 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
             slot,
             bytes,
             deadline: tick,
-            previous: NONE,
-            next: NONE,
+            links: [Links {
+                previous: NONE,
+                next: NONE,
+            }; 3],
         };
         let index = match self.free.pop() {
             Some(index) => {
@@ -139,34 +169,15 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
                 (self.entries.len() - 1) as u32
             }
         };
-        let own = self.by_connection.entry(connection).or_default();
-        own.waiting.push(index);
-        own.bytes += bytes;
         self.bytes += bytes;
-        let slot = slot as usize;
-        if self.by_slot.len() <= slot {
-            self.by_slot.resize_with(slot + 1, Vec::new);
-        }
-        self.by_slot[slot].push(index);
         self.link(index);
         Ok(index)
     }
 
     /// Removes a waiting request.
     pub fn take(&mut self, index: u32) -> Option<T> {
-        let entry = self.entries.get_mut(index as usize)?;
-        let value = entry.value.take()?;
-        let (connection, slot) = (entry.connection, entry.slot as usize);
-        let bytes = entry.bytes;
+        let value = self.entries.get_mut(index as usize)?.value.take()?;
         self.unlink(index);
-        self.bytes -= bytes;
-        if let Some(own) = self.by_connection.get_mut(&connection) {
-            remove(&mut own.waiting, index);
-            own.bytes -= bytes;
-        }
-        if let Some(waiting) = self.by_slot.get_mut(slot) {
-            remove(waiting, index);
-        }
         self.free.push(index);
         Some(value)
     }
@@ -190,8 +201,13 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
 
     /// Appends the requests that wait for queue `slot` to `out`, oldest first.
     pub fn waiting_for(&self, slot: u32, out: &mut Vec<u32>) {
-        if let Some(waiting) = self.by_slot.get(slot as usize) {
-            out.extend_from_slice(waiting);
+        let mut index = self
+            .by_slot
+            .get(slot as usize)
+            .map_or(NONE, |list| list.first);
+        while index != NONE {
+            out.push(index);
+            index = self.entries[index as usize].links[SLOT].next;
         }
     }
 
@@ -204,30 +220,29 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
         }
     }
 
-    /// Appends the requests whose deadline is over to `out`; they stay until taken, so each call
-    /// must take what it was given.
-    pub fn expired(&mut self, now: Instant, out: &mut Vec<u32>) {
+    /// Appends requests whose deadline is over to `out`, about `most` of them. They stay until
+    /// taken: the caller takes what it was given, and asks again until nothing comes.
+    pub fn expired(&mut self, now: Instant, most: usize, out: &mut Vec<u32>) {
         let now = self.past_tick(now);
-        if now <= self.swept {
-            return;
-        }
-        let first = self.swept + 1;
-        let turns = (now - self.swept).min(BUCKETS as u64);
-        for tick in first..first + turns {
-            let bucket = tick as usize % BUCKETS;
-            if self.occupied[bucket / 64] >> (bucket % 64) & 1 == 0 {
-                continue;
-            }
-            let mut index = self.buckets[bucket];
-            while index != NONE {
-                let entry = &self.entries[index as usize];
-                if entry.deadline <= now {
-                    out.push(index);
+        // Farther back than a turn of the wheel every bucket is looked at once.
+        self.swept = self.swept.max(now.saturating_sub(BUCKETS as u64));
+        while self.swept < now {
+            let bucket = (self.swept + 1) as usize % BUCKETS;
+            if self.occupied[bucket / 64] >> (bucket % 64) & 1 != 0 {
+                let mut index = self.buckets[bucket].first;
+                while index != NONE {
+                    if out.len() >= most {
+                        return;
+                    }
+                    let entry = &self.entries[index as usize];
+                    if entry.deadline <= now {
+                        out.push(index);
+                    }
+                    index = entry.links[BUCKET].next;
                 }
-                index = entry.next;
             }
+            self.swept += 1;
         }
-        self.swept = now;
     }
 
     /// When [`Parked::expired`] should be asked next.
@@ -251,11 +266,8 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
 
     /// Forgets everything of a connection.
     pub fn closed(&mut self, connection: C) {
-        let Some(own) = self.by_connection.remove(&connection) else {
-            return;
-        };
-        for index in own.waiting {
-            self.take(index);
+        while let Some(own) = self.by_connection.get(&connection) {
+            self.take(own.waiting.first);
         }
     }
 
@@ -270,39 +282,83 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
         (now.saturating_duration_since(self.start).as_nanos() / TICK.as_nanos()) as u64
     }
 
+    /// Puts a new entry at the end of its three lists.
     fn link(&mut self, index: u32) {
-        let bucket = self.entries[index as usize].deadline as usize % BUCKETS;
-        let head = self.buckets[bucket];
-        self.entries[index as usize].next = head;
-        if head != NONE {
-            self.entries[head as usize].previous = index;
+        let Entry {
+            connection,
+            slot,
+            bytes,
+            deadline,
+            ..
+        } = self.entries[index as usize];
+        let slot = slot as usize;
+        if self.by_slot.len() <= slot {
+            self.by_slot.resize(slot + 1, List::EMPTY);
         }
-        self.buckets[bucket] = index;
+        append(&mut self.entries, &mut self.by_slot[slot], SLOT, index);
+        let own = self.by_connection.entry(connection).or_insert(Own {
+            waiting: List::EMPTY,
+            count: 0,
+            bytes: 0,
+        });
+        append(&mut self.entries, &mut own.waiting, CONNECTION, index);
+        own.count += 1;
+        own.bytes += bytes;
+        let bucket = deadline as usize % BUCKETS;
+        append(&mut self.entries, &mut self.buckets[bucket], BUCKET, index);
         self.occupied[bucket / 64] |= 1 << (bucket % 64);
     }
 
+    /// Takes an entry out of its three lists.
     fn unlink(&mut self, index: u32) {
-        let (deadline, previous, next) = {
-            let entry = &self.entries[index as usize];
-            (entry.deadline, entry.previous, entry.next)
-        };
+        let Entry {
+            connection,
+            slot,
+            bytes,
+            deadline,
+            ..
+        } = self.entries[index as usize];
+        self.bytes -= bytes;
+        if let Some(list) = self.by_slot.get_mut(slot as usize) {
+            cut(&mut self.entries, list, SLOT, index);
+        }
+        if let Some(own) = self.by_connection.get_mut(&connection) {
+            cut(&mut self.entries, &mut own.waiting, CONNECTION, index);
+            own.count -= 1;
+            own.bytes -= bytes;
+            if own.count == 0 {
+                self.by_connection.remove(&connection);
+            }
+        }
         let bucket = deadline as usize % BUCKETS;
-        match previous {
-            NONE => self.buckets[bucket] = next,
-            _ => self.entries[previous as usize].next = next,
-        }
-        if next != NONE {
-            self.entries[next as usize].previous = previous;
-        }
-        if self.buckets[bucket] == NONE {
+        cut(&mut self.entries, &mut self.buckets[bucket], BUCKET, index);
+        if self.buckets[bucket].first == NONE {
             self.occupied[bucket / 64] &= !(1 << (bucket % 64));
         }
     }
 }
 
-fn remove(list: &mut Vec<u32>, index: u32) {
-    if let Some(place) = list.iter().position(|&other| other == index) {
-        list.remove(place);
+fn append<C, T>(entries: &mut [Entry<C, T>], list: &mut List, kind: usize, index: u32) {
+    entries[index as usize].links[kind] = Links {
+        previous: list.last,
+        next: NONE,
+    };
+    match list.last {
+        NONE => list.first = index,
+        last => entries[last as usize].links[kind].next = index,
+    }
+    list.last = index;
+}
+
+fn cut<C, T>(entries: &mut [Entry<C, T>], list: &mut List, kind: usize, index: u32) {
+    let Links { previous, next } = entries[index as usize].links[kind];
+    match previous {
+        NONE => list.first = next,
+        previous => entries[previous as usize].links[kind].next = next,
+    }
+    match next {
+        NONE => list.last = previous,
+        next => entries[next as usize].links[kind].previous = previous,
     }
 }
 
@@ -328,10 +384,14 @@ mod tests {
 
     fn due(parked: &mut Parked<u64, &'static str>, now: Instant) -> Vec<&'static str> {
         let mut out = Vec::new();
-        parked.expired(now, &mut out);
-        out.into_iter()
-            .filter_map(|index| parked.take(index))
-            .collect()
+        let mut values = Vec::new();
+        loop {
+            parked.expired(now, 2, &mut out);
+            if out.is_empty() {
+                return values;
+            }
+            values.extend(out.drain(..).filter_map(|index| parked.take(index)));
+        }
     }
 
     fn ms(count: u64) -> Duration {
@@ -419,5 +479,53 @@ mod tests {
         parked.closed(1);
         parked.closed(2);
         parked.park(4, 0, start, 60, "d").unwrap();
+    }
+
+    #[test]
+    fn what_waits_for_a_queue_stays_in_order_as_others_go() {
+        let now = Instant::now();
+        let mut parked: Parked<u64, u32> = Parked::new(ParkedLimits::default(), now);
+        let indices: Vec<u32> = (0..9)
+            .map(|n| parked.park(u64::from(n % 3), 5, now, 0, n).unwrap())
+            .collect();
+        for gone in [0, 8, 4] {
+            assert_eq!(parked.take(indices[gone]), Some(gone as u32));
+        }
+        parked.closed(1);
+        parked.park(7, 5, now, 0, 9).unwrap();
+        let mut found = Vec::new();
+        parked.waiting_for(5, &mut found);
+        let values: Vec<u32> = found.iter().map(|&at| *parked.get(at).unwrap().1).collect();
+        assert_eq!(values, [2, 3, 5, 6, 9]);
+    }
+
+    #[test]
+    fn waits_that_end_together_are_given_out_in_pieces() {
+        let now = Instant::now();
+        let mut parked: Parked<u64, u32> = Parked::new(ParkedLimits::default(), now);
+        for n in 0..100 {
+            parked.park(1, 0, now + ms(50), 0, n).unwrap();
+        }
+        parked.park(1, 0, now + ms(20), 0, 100).unwrap();
+        let later = now + ms(200);
+        let mut pieces = Vec::new();
+        let mut out = Vec::new();
+        loop {
+            parked.expired(later, 30, &mut out);
+            if out.is_empty() {
+                break;
+            }
+            pieces.push(out.len());
+            for index in out.drain(..) {
+                assert!(parked.take(index).is_some());
+            }
+            let next = parked.next_deadline();
+            assert!(
+                next.is_none_or(|next| next <= later),
+                "the rest is due at once"
+            );
+        }
+        assert_eq!(pieces, [30, 30, 30, 11]);
+        assert!(parked.is_empty());
     }
 }

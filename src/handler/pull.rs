@@ -36,6 +36,7 @@ mod event;
 mod filter;
 mod limits;
 mod moved;
+mod over;
 
 use answers::{code_of, found};
 pub use answers::{encode_nothing, encode_status, found_cold};
@@ -406,12 +407,7 @@ pub fn wake(core: &mut Core, now: Instant, io: &mut Outbox) {
     }
     core.pulls.looked = looked;
     caught_up(core, io);
-    let mut expired = std::mem::take(&mut core.pulls.expired);
-    core.pulls.parked.expired(now, &mut expired);
-    for index in expired.drain(..) {
-        expire(core, index, io);
-    }
-    core.pulls.expired = expired;
+    over::expire_all(core, now, io);
 }
 
 /// A queue grew: a waiting pull is answered if a message matches, else it goes on waiting.
@@ -497,6 +493,7 @@ pub fn encode_again(out: &mut Vec<u8>, pull: &Pull) {
 
 /// Answers what waited for the dispatcher.
 fn caught_up(core: &mut Core, io: &mut Outbox) {
+    let began = Instant::now();
     let dispatched = core.broker.store.watermarks().dispatched();
     while let Some(&(target, index, conn)) = core.pulls.behind.front() {
         // The index may belong to something else by now: then another connection or no such wait.
@@ -506,6 +503,9 @@ fn caught_up(core: &mut Core, io: &mut Outbox) {
             Some((owner, Waiting::Dispatch(..) | Waiting::QueueEnd(..))) if owner == conn
         );
         if waits && target > dispatched {
+            break;
+        }
+        if waits && began.elapsed() >= LOOKS_TIME {
             break;
         }
         core.pulls.behind.pop_front();
@@ -528,7 +528,7 @@ fn resume(core: &mut Core, index: u32, io: &mut Outbox) {
         _ => Duration::ZERO,
     };
     if rest.is_zero() {
-        return expire(core, index, io);
+        return over::expire(core, index, io);
     }
     if let Some((conn, Waiting::Dispatch(pull, _))) = core.pulls.parked.take_owned(index) {
         if core.broker.topics.get(&pull.topic.config.name).is_none() {
@@ -550,7 +550,7 @@ pub fn leave(core: &mut Core, io: &mut Outbox) {
                 write_reply(io, conn, pull.to, &stopping());
                 core.pulls.parked.take(index);
             }
-            _ => expire(core, index, io),
+            _ => over::expire(core, index, io),
         }
     }
 }
@@ -558,24 +558,4 @@ pub fn leave(core: &mut Core, io: &mut Outbox) {
 /// The answer to a pull while the broker stops.
 pub(crate) fn stopping() -> Reply {
     Reply::error(SERVICE_NOT_AVAILABLE, "the broker is stopping")
-}
-
-/// A wait is over: whatever there is now is the answer.
-fn expire(core: &mut Core, index: u32, io: &mut Outbox) {
-    let Some((conn, waiting)) = core.pulls.parked.take_owned(index) else {
-        return;
-    };
-    let mut pull = match waiting {
-        Waiting::Message(pull) | Waiting::Dispatch(pull, _) => pull,
-        Waiting::QueueEnd(to, queue) => return answer_end(conn, to, &queue, io),
-    };
-    if core.broker.topics.get(&pull.topic.config.name).is_none() {
-        return gone(&pull, conn, io);
-    }
-    if is_outdated(core, &pull) {
-        return again(&pull, conn, io);
-    }
-    if let Read::Nothing(pulled) = read(core, conn, &mut pull, io) {
-        nowhere(core, &pull, &pulled, conn, io);
-    }
 }

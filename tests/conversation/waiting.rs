@@ -361,3 +361,52 @@ fn a_pull_that_is_sent_to_another_offset_leaves_an_event_if_its_client_is_of_4_9
     assert!(properties.contains("TAGS\u{1}g"), "{properties:?}");
     assert!(properties.contains("KEYS\u{1}g"), "{properties:?}");
 }
+
+#[test]
+fn a_reset_amid_a_burst_of_wakes_leaves_other_pulls_awake() {
+    let (running, _dir) = broker(&["--cores", "1"]);
+    let mut tool = Talk::to(running.address("broker"));
+    for topic in ["T", "X", "Y"] {
+        tool.make_topic(topic, 1);
+        tool.send_message(topic, 0, "", b"0");
+    }
+    // So many that looking at them takes several passes.
+    let mut crowd: Vec<Talk> = (0..4)
+        .map(|_| Talk::to(running.address("broker")))
+        .collect();
+    for member in &mut crowd {
+        for _ in 0..2_000 {
+            member.start_pull(&Pull {
+                wait_ms: 60_000,
+                ..Pull::of("T", 1)
+            });
+        }
+        // Answered in order: all of them wait now.
+        assert_eq!(member.pull(&Pull::of("T", 0)).code, 0);
+    }
+    let reset = [
+        ("topic", "Y"),
+        ("group", "g"),
+        ("timestamp", "-1"),
+        ("isForce", "true"),
+        ("queueId", "0"),
+    ];
+    let mut producer = Talk::to(running.address("broker"));
+    let resets: Vec<i32> = (0..300).map(|_| tool.request(222, &reset, b"")).collect();
+    producer.send_message("T", 0, "", b"1");
+    for opaque in resets {
+        assert_eq!(tool.answer(opaque).code, 0);
+    }
+    for offset in 1..4 {
+        let waiting = tool.start_pull(&Pull {
+            wait_ms: 30_000,
+            ..Pull::of("X", offset)
+        });
+        producer.send_message("X", 0, "", b"wake");
+        assert_eq!(
+            tool.answer(waiting).code,
+            0,
+            "no message until its time was over"
+        );
+    }
+}

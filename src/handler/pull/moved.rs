@@ -8,15 +8,14 @@ use crate::core::Core;
 /// Has every pull that waits for a message of queue `slot` asked again, whatever its group: the
 /// next one is told where its group was moved.
 pub fn ask_again(core: &mut Core, slot: u32, io: &mut Outbox) {
-    let mut looked = std::mem::take(&mut core.pulls.looked);
-    looked.clear();
-    core.pulls.parked.waiting_for(slot, &mut looked);
-    for index in looked.drain(..) {
+    // Not the list that `wake` is still walking.
+    let mut found = Vec::new();
+    core.pulls.parked.waiting_for(slot, &mut found);
+    for index in found {
         let waiting = core.pulls.parked.get(index);
         if let Some((conn, Waiting::Message(pull))) = waiting {
             again(pull, conn, io);
             core.pulls.parked.take(index);
         }
     }
-    core.pulls.looked = looked;
 }
