@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use saturnmq_storage::format::message::MessageParts;
 use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::store::Store;
 
@@ -15,6 +16,7 @@ use crate::config::{Config, LiveConfig, UpdateError};
 use crate::core::now_ms;
 use crate::filter::registered::RegisteredFilters;
 use crate::groups::Groups;
+use crate::light::{self, is_light};
 use crate::locks::QueueLocks;
 use crate::name_server::{LocalBroker, NameServer};
 use crate::names;
@@ -100,8 +102,18 @@ impl Broker {
     /// The store's queue behind a queue id of a topic.
     pub fn queue(&self, topic: &Topic, queue_id: i32) -> Option<Arc<Queue>> {
         topic.queue(queue_id, |name, id| {
+            let light = self.config.light;
+            if light.enabled && is_light(name) {
+                return self.store.light_queue(name, light.most);
+            }
             Some(self.store.queue_or_create(name, id))
         })
+    }
+
+    /// The slots of the light queues that a message enters which was acknowledged before, as
+    /// [`light::enter_at_last`] finds them.
+    pub(crate) fn enter_light_queues(&self, parts: &MessageParts<'_>, slots: &mut Vec<u32>) {
+        light::enter_at_last(&self.store, self.config.light, parts, slots);
     }
 
     /// The change of a topic that is not on the disk yet: nothing may be acknowledged in the topic

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::{Map, Value, json};
 
 use crate::config::LiveConfig;
+use crate::light::{LightConfig, is_light};
 use crate::names::{self, NameError};
 use crate::persist::{File, LoadError, Persist, Ticket};
 use crate::state_json::{DataVersion, Generation, JsonWriter};
@@ -254,6 +255,8 @@ pub struct Groups {
     next_rank: AtomicU64,
     /// Whether anything is forbidden at all: pulls ask without the lock.
     any_forbidden: AtomicBool,
+    /// Groups that exist by their names, if they do.
+    light: Option<papaya::HashMap<String, Arc<Group>>>,
 }
 
 #[derive(Default)]
@@ -278,6 +281,7 @@ impl Groups {
             generation: loaded.generation,
             next_rank: AtomicU64::new(0),
             any_forbidden: AtomicBool::new(any_forbidden),
+            light: None,
         };
         for config in loaded.groups {
             groups.insert(config, None);
@@ -315,8 +319,38 @@ impl Groups {
         group
     }
 
+    /// Groups whose names begin as those of light queues exist, if light queues are enabled
+    /// (docs/behaviour.md, Light queues).
+    pub fn with_light(mut self, config: LightConfig) -> Self {
+        self.light = config.enabled.then(papaya::HashMap::new);
+        self
+    }
+
+    /// A group that exists by its name; too many are not remembered.
+    fn light(&self, name: &str) -> Option<Arc<Group>> {
+        let known = self.light.as_ref().filter(|_| is_light(name))?.pin();
+        if let Some(group) = known.get(name) {
+            return Some(Arc::clone(group));
+        }
+        names::check_group(name).ok()?;
+        let made = Arc::new(Group {
+            config: GroupConfig::new(name),
+            ticket: None,
+            rank: 0,
+        });
+        if known.len() >= AUTOMATIC_MAX {
+            return Some(made);
+        }
+        Some(Arc::clone(
+            known.get_or_insert_with(name.to_owned(), || made),
+        ))
+    }
+
     /// A group by name.
     pub fn get(&self, name: &str) -> Option<Arc<Group>> {
+        if let Some(group) = self.light(name) {
+            return Some(group);
+        }
         self.table.pin().get(name).map(Arc::clone)
     }
 
@@ -380,6 +414,10 @@ impl Groups {
 
     /// Makes or alters a group. `None`: nothing differed and nothing is to be waited for.
     pub fn create_or_update(&self, config: GroupConfig) -> Option<Ticket> {
+        // As Apache: they are as they are.
+        if self.light(&config.name).is_some() {
+            return None;
+        }
         let mut state = self.lock();
         if let Some(old) = self.get(&config.name)
             && old.config == config

@@ -24,6 +24,7 @@ pub mod held;
 pub mod host;
 pub mod http;
 pub mod inspect;
+pub mod light;
 pub mod locks;
 pub mod metrics;
 pub mod name_server;

@@ -17,6 +17,7 @@ use saturnmq_storage::store::StoreState;
 
 use crate::broker::Broker;
 use crate::core::now_ms;
+use crate::light::{PREFIX, is_light};
 use crate::topics::Topic;
 
 /// Media type of the text.
@@ -150,6 +151,9 @@ fn process(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
     out.gauge("topics", "Configured topics", None, topics)?;
     let groups = broker.groups.len() as f64;
     out.gauge("groups", "Configured consumer groups", None, groups)?;
+    let light = broker.store.light_queues() as f64;
+    let help = "Queues that messages enter besides those of their topics";
+    out.gauge("light_queues", help, None, light)?;
     out.gauge(
         "services_jobs_waiting",
         "Requests that wait for the services thread",
@@ -293,16 +297,26 @@ fn lags(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
     )?;
     let help = "Messages between a group's progress and the end of the queue";
     let mut family = out.family(MetricType::Gauge, "consumer_lag_messages", help, None)?;
+    let mut light_lag = None;
     for (topic, group, queues) in broker.offsets.snapshot() {
+        let light = broker.config.light.enabled && (is_light(&topic) || is_light(&group));
         for (queue_id, committed) in queues {
             let Some(queue) = broker.store.queue(&topic, queue_id) else {
                 continue;
             };
             let lag = queue.max_offset().saturating_sub(committed).max(0);
+            if light {
+                *light_lag.get_or_insert(0) += lag;
+                continue;
+            }
             let id = queue_id.to_string();
             let labels: [Label<'_>; 3] = [("group", &group), ("topic", &topic), ("queue", &id)];
             one_gauge(&mut family, &labels, lag as f64)?;
         }
+    }
+    if let Some(lag) = light_lag {
+        let labels: [Label<'_>; 3] = [("group", PREFIX), ("topic", PREFIX), ("queue", "0")];
+        one_gauge(&mut family, &labels, lag as f64)?;
     }
     Ok(())
 }

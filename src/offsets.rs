@@ -1,5 +1,6 @@
 //! Consumer offsets: what each group has consumed, committed and read by every core without a
-//! lock, kept in `consumerOffset.json`; and the delay levels' progress in `delayOffset.json`.
+//! lock, kept in `consumerOffset.json`, or with light queues in `lmqConsumerOffset.json`; and the
+//! delay levels' progress in `delayOffset.json`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
@@ -8,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use papaya::Equivalent;
 use serde_json::Value;
 
+use crate::light;
 use crate::persist::{File, LoadError, Persist, Ticket};
 use crate::state_json::{DataVersion, Generation, JsonWriter};
 
@@ -63,6 +65,9 @@ pub struct ConsumerOffsets {
     /// With so many offsets none is added; a file that has more is kept.
     limit: usize,
     persist: Arc<Persist>,
+    /// Whether light queues are enabled: groups named as they are have one offset in a topic,
+    /// whatever the queue (docs/format.md, State files).
+    light: bool,
     generation: Generation,
     version: Mutex<DataVersion>,
     dirty: AtomicBool,
@@ -75,32 +80,49 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ConsumerOffsets {
-    /// Loads `consumerOffset.json`.
+    /// Loads `consumerOffset.json`, or with light queues `lmqConsumerOffset.json`; where it is
+    /// missing the other one, so that no group begins anew when light queues are enabled.
     ///
     /// # Errors
     /// [`LoadError`] when the file and its backup are damaged.
     pub fn load(persist: Arc<Persist>) -> Result<Self, LoadError> {
-        let loaded = persist
-            .load(File::ConsumerOffsets, parse)?
-            .unwrap_or_default();
+        let own = persist.load(File::ConsumerOffsets, parse)?;
+        let from_other = own.is_none();
+        let loaded = match own {
+            Some(loaded) => loaded,
+            None => persist
+                .load_other(File::ConsumerOffsets, parse)?
+                .unwrap_or_default(),
+        };
+        let from_other = from_other && !loaded.table.is_empty();
         let offsets = Self {
             cells: papaya::HashMap::new(),
             index: Mutex::default(),
             limit: OFFSETS_MAX,
+            light: persist.is_light(),
             persist,
             generation: loaded.generation,
             version: Mutex::new(loaded.version),
-            dirty: AtomicBool::new(false),
+            dirty: AtomicBool::new(from_other),
             has_resets: AtomicBool::new(false),
             resets: Mutex::default(),
         };
         for (topic, group, queues) in loaded.table {
             lock(&offsets.index).entry(&group, &topic);
             for (queue, offset) in queues {
+                let queue = offsets.queue_of(&group, queue);
                 offsets.first_commit(&group, &topic, queue, offset);
             }
         }
         Ok(offsets)
+    }
+
+    /// The queue whose offset a group's offset of a queue is.
+    fn queue_of(&self, group: &str, queue_id: i32) -> i32 {
+        match self.light && light::is_light(group) {
+            true => 0,
+            false => queue_id,
+        }
     }
 
     /// The next offset to consume, if the group ever committed one.
@@ -108,7 +130,7 @@ impl ConsumerOffsets {
         let wanted = Wanted {
             group,
             topic,
-            queue: queue_id,
+            queue: self.queue_of(group, queue_id),
         };
         let cells = self.cells.pin();
         cells
@@ -119,6 +141,7 @@ impl ConsumerOffsets {
     /// Stores the next offset to consume; smaller ones are accepted, as Apache does. Allocates only
     /// for a queue's first commit. `false`: too many queues or offsets, nothing stored.
     pub fn commit(&self, group: &str, topic: &str, queue_id: i32, offset: i64) -> bool {
+        let queue_id = self.queue_of(group, queue_id);
         let wanted = Wanted {
             group,
             topic,
@@ -324,7 +347,7 @@ impl ConsumerOffsets {
             .collect()
     }
 
-    /// The text of `consumerOffset.json`.
+    /// The text of `consumerOffset.json`, or `lmqConsumerOffset.json`.
     pub fn text(&self) -> String {
         let entries = self.snapshot();
         let mut out = JsonWriter::new();
@@ -340,8 +363,18 @@ impl ConsumerOffsets {
             }
             out.end();
         }
+        let is_light = |group: &str| self.light && light::is_light(group);
+        if self.light {
+            out.object("lmqOffsetTable");
+            for (topic, group, queues) in &entries {
+                if let Some(offset) = queues.get(&0).filter(|_| is_light(group)) {
+                    out.number(&format!("{topic}@{group}"), *offset);
+                }
+            }
+            out.end();
+        }
         out.object("offsetTable");
-        for (topic, group, queues) in &entries {
+        for (topic, group, queues) in entries.iter().filter(|entry| !is_light(&entry.1)) {
             out.numbers(
                 &format!("{topic}@{group}"),
                 queues.iter().map(|(q, o)| (*q, *o)),
@@ -397,15 +430,27 @@ fn parse(bytes: &[u8]) -> Result<Loaded, String> {
         table: Vec::new(),
     };
     for (key, queues) in table {
-        let Some((topic, group)) = key.split_once('@') else {
-            tracing::warn!("consumerOffset.json: the key {key:?} is no topic@group, left out");
-            continue;
-        };
-        loaded
-            .table
-            .push((topic.to_string(), group.to_string(), numbers(queues)));
+        add(&mut loaded, key, key.split_once('@'), numbers(queues));
+    }
+    let light = root.get("lmqOffsetTable").and_then(Value::as_object);
+    for (key, offset) in light.into_iter().flatten() {
+        // Names of light queues may have an @, those of groups begin as they do.
+        let group = key.rfind("@%LMQ%");
+        let names = group.map(|at| (&key[..at], &key[at + 1..]));
+        let offset = offset.as_i64().map(|offset| (0, offset));
+        add(&mut loaded, key, names, offset.into_iter().collect());
     }
     Ok(loaded)
+}
+
+fn add(loaded: &mut Loaded, key: &str, names: Option<(&str, &str)>, queues: Vec<(i32, i64)>) {
+    match names {
+        Some((topic, group)) => {
+            let entry = (topic.to_string(), group.to_string(), queues);
+            loaded.table.push(entry);
+        }
+        None => tracing::warn!("consumer offsets: the key {key:?} is no topic@group, left out"),
+    }
 }
 
 fn numbers(value: &Value) -> Vec<(i32, i64)> {

@@ -57,7 +57,7 @@ pub enum File {
     Topics,
     /// `config/subscriptionGroup.json`.
     Groups,
-    /// `config/consumerOffset.json`.
+    /// `config/consumerOffset.json`; with light queues `config/lmqConsumerOffset.json`.
     ConsumerOffsets,
     /// `config/delayOffset.json`.
     DelayOffsets,
@@ -87,6 +87,14 @@ impl File {
             File::DelayOffsets => "config/delayOffset.json",
             File::ConsumerFilters => "config/consumerFilter.json",
             File::NameServerKv => "namesrv/kvConfig.json",
+        }
+    }
+
+    /// Where it stands below the store's root when light queues are enabled.
+    pub fn light_path(self) -> &'static str {
+        match self {
+            File::ConsumerOffsets => "config/lmqConsumerOffset.json",
+            file => file.relative_path(),
         }
     }
 
@@ -178,6 +186,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The state files of one store.
 pub struct Persist {
     root: PathBuf,
+    /// Whether light queues are enabled.
+    light: bool,
     files: [FileState; File::ALL.len()],
     work: Notify,
     stopping: AtomicBool,
@@ -188,15 +198,34 @@ impl Persist {
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
             root: root.into(),
+            light: false,
             files: Default::default(),
             work: Notify::new(),
             stopping: AtomicBool::new(false),
         }
     }
 
+    /// With the state files of a broker on which light queues are enabled or not.
+    pub fn with_light(self, light: bool) -> Self {
+        Self { light, ..self }
+    }
+
     /// Full path of a state file.
     pub fn path(&self, file: File) -> PathBuf {
-        self.root.join(file.relative_path())
+        self.path_if(self.light, file)
+    }
+
+    fn path_if(&self, light: bool, file: File) -> PathBuf {
+        let path = match light {
+            true => file.light_path(),
+            false => file.relative_path(),
+        };
+        self.root.join(path)
+    }
+
+    /// Whether light queues are enabled.
+    pub fn is_light(&self) -> bool {
+        self.light
     }
 
     fn state(&self, file: File) -> &FileState {
@@ -273,24 +302,24 @@ impl Persist {
         file: File,
         parse: impl Fn(&[u8]) -> Result<T, String>,
     ) -> Result<Option<T>, LoadError> {
-        let path = self.path(file);
-        let problem = match read_state(&path, &parse)? {
-            Read::Good(value) => return Ok(Some(value)),
-            Read::Absent => None,
-            Read::Damaged(problem) => Some(problem),
-        };
-        let backup = with_suffix(&path, ".bak");
-        match (read_state(&backup, &parse)?, problem) {
-            (Read::Good(value), problem) => {
-                let why = problem.as_deref().unwrap_or("missing or empty");
-                tracing::warn!("{}: {why}; its .bak is used instead", path.display());
-                Ok(Some(value))
-            }
-            (Read::Absent, None) => Ok(None),
-            (_, Some(problem)) | (Read::Damaged(problem), None) => {
-                Err(LoadError::Damaged { path, problem })
-            }
+        load_from(self.path(file), parse)
+    }
+
+    /// As [`Persist::load`], of the file that stands in its place when light queues are disabled,
+    /// if they are enabled, and the other way round.
+    ///
+    /// # Errors
+    /// As [`Persist::load`].
+    pub fn load_other<T>(
+        &self,
+        file: File,
+        parse: impl Fn(&[u8]) -> Result<T, String>,
+    ) -> Result<Option<T>, LoadError> {
+        let path = self.path_if(!self.light, file);
+        if path == self.path(file) {
+            return Ok(None);
         }
+        load_from(path, parse)
     }
 
     /// Writes changed files until [`Persist::stop`]; runs on the control thread's runtime.
@@ -425,6 +454,30 @@ enum Read<T> {
     Good(T),
     Absent,
     Damaged(String),
+}
+
+/// Loads a state file: the file itself, else its `.bak`, else `None`.
+fn load_from<T>(
+    path: PathBuf,
+    parse: impl Fn(&[u8]) -> Result<T, String>,
+) -> Result<Option<T>, LoadError> {
+    let problem = match read_state(&path, &parse)? {
+        Read::Good(value) => return Ok(Some(value)),
+        Read::Absent => None,
+        Read::Damaged(problem) => Some(problem),
+    };
+    let backup = with_suffix(&path, ".bak");
+    match (read_state(&backup, &parse)?, problem) {
+        (Read::Good(value), problem) => {
+            let why = problem.as_deref().unwrap_or("missing or empty");
+            tracing::warn!("{}: {why}; its .bak is used instead", path.display());
+            Ok(Some(value))
+        }
+        (Read::Absent, None) => Ok(None),
+        (_, Some(problem)) | (Read::Damaged(problem), None) => {
+            Err(LoadError::Damaged { path, problem })
+        }
+    }
 }
 
 fn read_state<T>(

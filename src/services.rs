@@ -179,6 +179,8 @@ pub struct ServiceContext {
     /// Reads that may wait for the disk.
     pub reader: StoreReader,
     port: AppendPort,
+    /// Slots of the light queues of the record at hand.
+    light: Vec<u32>,
     appending: VecDeque<Appending>,
     /// Half messages that are done with once an op message says so.
     closing: VecDeque<Close>,
@@ -241,6 +243,12 @@ impl ServiceContext {
         })
     }
 
+    /// Hands a record to the writer, with the light queues that it enters.
+    fn push(&mut self, queue: &Queue, parts: &MessageParts<'_>) -> Result<(), PushError> {
+        self.broker.enter_light_queues(parts, &mut self.light);
+        self.port.push_light(0, queue, parts, &self.light)
+    }
+
     /// Appends a record; `then` runs when the writer has answered.
     ///
     /// # Errors
@@ -251,7 +259,7 @@ impl ServiceContext {
         parts: &MessageParts<'_>,
         then: AppendThen,
     ) -> Result<(), PushError> {
-        self.port.push(0, queue, parts)?;
+        self.push(queue, parts)?;
         self.appending.push_back(Appending::Job(then));
         Ok(())
     }
@@ -264,7 +272,7 @@ impl ServiceContext {
         level: usize,
         offset: i64,
     ) -> Result<(), PushError> {
-        self.port.push(0, queue, parts)?;
+        self.push(queue, parts)?;
         self.appending
             .push_back(Appending::Delivery { level, offset });
         Ok(())
@@ -277,7 +285,7 @@ impl ServiceContext {
         parts: &MessageParts<'_>,
         step: TimerStep,
     ) -> Result<(), PushError> {
-        self.port.push(0, queue, parts)?;
+        self.push(queue, parts)?;
         self.appending.push_back(Appending::Timed(step));
         Ok(())
     }
@@ -289,7 +297,7 @@ impl ServiceContext {
         parts: &MessageParts<'_>,
         step: Step,
     ) -> Result<(), (PushError, Step)> {
-        if let Err(error) = self.port.push(0, queue, parts) {
+        if let Err(error) = self.push(queue, parts) {
             return Err((error, step));
         }
         self.appending.push_back(Appending::Check(step));
@@ -398,6 +406,7 @@ impl Services {
             broker,
             reader,
             port,
+            light: Vec::new(),
             appending: VecDeque::new(),
             closing: VecDeque::new(),
             timer_questions: Vec::new(),

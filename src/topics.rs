@@ -7,14 +7,17 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use saturnmq_storage::queue_table::Queue;
 use serde_json::Value;
 
+use crate::light::{LightConfig, is_light};
 use crate::names;
 use crate::persist::{File, LoadError, Persist, Ticket};
 use crate::state_json::{DataVersion, Generation, JsonWriter};
 use crate::traffic::Traffic;
 
+mod light;
 mod loading;
 mod room;
 
+use light::LightTopics;
 use loading::parse;
 pub use room::{MOST_QUEUES, TopicsFull};
 
@@ -337,6 +340,8 @@ pub struct Topics {
     /// Queues of all topics together.
     queues: AtomicUsize,
     listener: OnceLock<TopicListener>,
+    /// Topics that exist by their names, if they do.
+    light: Option<LightTopics>,
 }
 
 impl Topics {
@@ -354,12 +359,24 @@ impl Topics {
             next_rank: AtomicU64::new(0),
             queues: AtomicUsize::new(0),
             listener: OnceLock::new(),
+            light: None,
         };
         for config in loaded.topics {
             topics.insert(config, None);
         }
         topics.add_system(system);
         Ok(topics)
+    }
+
+    /// Light queues are topics, if they are enabled (docs/behaviour.md, Light queues).
+    pub fn with_light(mut self, config: LightConfig) -> Self {
+        self.light = LightTopics::new(config);
+        self
+    }
+
+    /// The topics that exist by their names, if this is the name of one.
+    fn light(&self, name: &str) -> Option<&LightTopics> {
+        self.light.as_ref().filter(|_| is_light(name))
     }
 
     fn add_system(&self, system: &SystemTopics) {
@@ -397,6 +414,9 @@ impl Topics {
 
     /// A topic by name.
     pub fn get(&self, name: &str) -> Option<Arc<Topic>> {
+        if let Some(light) = self.light(name) {
+            return light.get(name);
+        }
         self.table.pin().get(name).map(Arc::clone)
     }
 
@@ -439,6 +459,10 @@ impl Topics {
 
     /// Makes or alters a topic. `None`: nothing differed and nothing is to be waited for.
     pub fn create_or_update(&self, config: TopicConfig) -> Option<Ticket> {
+        // As Apache: they are as they are.
+        if self.light(&config.name).is_some() {
+            return None;
+        }
         let mut version = self.lock();
         if let Some(old) = self.get(&config.name)
             && old.config == config
@@ -509,6 +533,9 @@ impl Topics {
 
     /// Removes a topic's configuration; its queues are the caller's business.
     pub fn remove(&self, name: &str) -> Option<(Arc<Topic>, Ticket)> {
+        if let Some(light) = self.light(name) {
+            light.forget(name);
+        }
         let mut version = self.lock();
         let topic = self.table.pin().remove(name).map(Arc::clone)?;
         self.queues
@@ -525,8 +552,12 @@ impl Topics {
         self.persist.changed(File::Topics)
     }
 
-    /// Calls `look` with every topic, in no order.
+    /// Calls `look` with every topic, in no order; with one that stands for all light queues, if
+    /// they are enabled.
     pub fn each(&self, mut look: impl FnMut(&Arc<Topic>)) {
+        if let Some(light) = &self.light {
+            look(&light.all);
+        }
         for topic in self.table.pin().values() {
             look(topic);
         }

@@ -25,6 +25,7 @@ use crate::control::Sockets;
 use crate::core::{Core, CoreParts};
 use crate::filter::registered::RegisteredFilters;
 use crate::groups::Groups;
+use crate::light::is_light;
 use crate::locks::QueueLocks;
 use crate::name_server::NameServer;
 use crate::offsets::{ConsumerOffsets, DelayOffsets};
@@ -88,7 +89,8 @@ pub fn start(resolved: Resolved, engine: &Engine, begun: Instant) -> Result<Wire
     let (directory, inboxes) = CoreDirectory::new(config.cores, INBOX);
     let directory = Arc::new(directory);
     // Before the store: it makes units for queue entries that are missing.
-    let persist = Arc::new(Persist::new(&config.store.root));
+    let persist = Persist::new(&config.store.root).with_light(config.light.enabled);
+    let persist = Arc::new(persist);
     let filters = RegisteredFilters::load(Arc::clone(&persist), &config.filters, now_ms())?;
     let mut store_config = config.store.clone();
     store_config.unit_bits = filters
@@ -151,8 +153,8 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         live: ArcSwap::from_pointee(live),
         ports: sockets.ports(),
         store_host: SocketAddr::new(config.advertise_ip, sockets.ports().broker),
-        topics: Topics::load(Arc::clone(&persist), &config.system_topics)?,
-        groups: Groups::load(Arc::clone(&persist))?,
+        topics: Topics::load(Arc::clone(&persist), &config.system_topics)?.with_light(config.light),
+        groups: Groups::load(Arc::clone(&persist))?.with_light(config.light),
         offsets: ConsumerOffsets::load(Arc::clone(&persist))?,
         filters,
         delay_offsets: Arc::new(DelayOffsets::load(Arc::clone(&persist))?),
@@ -221,7 +223,7 @@ fn tell_unknown_topics(broker: &Broker) {
     let mut unknown: BTreeMap<Arc<str>, i32> = BTreeMap::new();
     for queue in broker.store.queues() {
         // Light queues have no topic of their own.
-        let light = queue.topic.starts_with("%LMQ%");
+        let light = is_light(&queue.topic);
         if queue.max_offset() > queue.min_offset()
             && !light
             && broker.topics.get(&queue.topic).is_none()

@@ -3,6 +3,7 @@
 mod apache_stores;
 mod clients;
 mod delivery;
+mod light;
 mod memory;
 mod moving;
 mod name_server;

@@ -191,7 +191,6 @@ pub(super) const APACHE_KEYS: &[(&str, Kind, &str)] = &[
     ("maxConsumeQueueScan", Number, "20000"),
     ("maxDelayTime", Number, "40"),
     ("maxHaTransferByteInSecond", Number, "104857600"),
-    ("maxLmqConsumeQueueNum", Number, "20000"),
     ("maxOffsetMapSize", Number, "104857600"),
     ("maxPopPollingSize", Number, "100000"),
     ("maxReconnectIntervalTimeSeconds", Number, "60"),

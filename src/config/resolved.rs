@@ -14,6 +14,7 @@ use super::raw::{ConfigError, RawConfig, Remarks};
 use super::timers::TimerConfig;
 use super::values::Values;
 use crate::filter::registered::FilterSettings;
+use crate::light::LightConfig;
 use crate::name_server::limits::Limits;
 use crate::topics::SystemTopics;
 
@@ -131,6 +132,8 @@ pub struct Config {
     pub delay_flush_interval: Duration,
     /// Messages for a time.
     pub timers: TimerConfig,
+    /// Light queues.
+    pub light: LightConfig,
     /// `cleanResourceInterval`.
     pub retention_interval: Duration,
     /// What the store is opened with.
@@ -286,12 +289,27 @@ fn fixed(raw: &RawConfig, v: &Values) -> Result<Config, ConfigError> {
         offset_flush_interval: millis("flushConsumerOffsetInterval"),
         delay_flush_interval: millis("flushDelayOffsetInterval"),
         timers: TimerConfig::new(v),
+        light: light(v)?,
         retention_interval: millis("cleanResourceInterval"),
         broker_id: 0,
         cluster,
         broker_name,
         store,
     })
+}
+
+fn light(v: &Values) -> Result<LightConfig, ConfigError> {
+    let light = LightConfig {
+        enabled: v.flag("enableLmq"),
+        dispatch: v.flag("enableMultiDispatch"),
+        most: v.number("maxLmqConsumeQueueNum"),
+    };
+    if light.dispatch && !light.enabled {
+        let why = "enableMultiDispatch=true needs enableLmq=true: messages enter light queues, \
+                   and no other queues than their own";
+        return Err(ConfigError::Contradiction(why.into()));
+    }
+    Ok(light)
 }
 
 fn check_name(key: &str, name: &str) -> Result<(), ConfigError> {

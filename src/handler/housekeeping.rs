@@ -6,6 +6,7 @@ use saturnmq_storage::error::RetentionError;
 use saturnmq_storage::store::RetentionReport;
 
 use crate::answer::{Answer, Reply, SYSTEM_ERROR};
+use crate::light::is_light;
 use crate::names;
 
 /// 306: removes queue files whose messages are gone. Retention rounds do that by themselves; queues
@@ -40,7 +41,8 @@ pub fn clean_topics() -> Answer {
         let topics: BTreeSet<_> = queues.iter().map(|queue| &queue.topic).collect();
         for topic in topics {
             let (cluster, name) = (&broker.config.cluster, &broker.config.broker_name);
-            if broker.topics.get(topic).is_some() || names::is_system_topic(topic, cluster, name) {
+            let system = names::is_system_topic(topic, cluster, name);
+            if system || is_light(topic) || broker.topics.get(topic).is_some() {
                 continue;
             }
             tracing::info!("removing the queues of {topic}, which is not configured");

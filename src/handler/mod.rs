@@ -24,6 +24,7 @@ pub mod reset;
 pub mod runtime;
 pub mod send;
 pub mod send_checks;
+pub mod send_light;
 pub mod send_properties;
 pub mod sendback;
 pub mod stats;

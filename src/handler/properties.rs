@@ -64,6 +64,9 @@ pub const TIMER_ROLL_TIMES: &str = "TIMER_ROLL_TIMES";
 /// Topic and unique key, with a `+` between, of a message that is not to be delivered.
 pub const TIMER_DELETES: &str = "TIMER_DEL_UNIQKEY";
 
+/// What the names of properties about light queues begin with.
+const INNER: &[u8] = b"INNER_MULTI_";
+
 /// Above this many pieces duplicates are found by sorting instead of by comparing each with each.
 const COMPARE_ALL: usize = 64;
 
@@ -80,12 +83,15 @@ struct Piece {
 pub struct PropertyScan {
     pieces: Vec<Piece>,
     order: Vec<u32>,
+    /// Whether there is a property about light queues.
+    inner: bool,
 }
 
 impl PropertyScan {
     /// Splits `text`; what an earlier call found is forgotten.
     pub fn read(&mut self, text: &str) {
         self.pieces.clear();
+        self.inner = false;
         let bytes = text.as_bytes();
         let mut start = 0;
         while start < bytes.len() {
@@ -95,6 +101,7 @@ impl PropertyScan {
                 && split > start
                 && split + 1 < end
             {
+                self.inner |= bytes[start..split].starts_with(INNER);
                 self.pieces.push(Piece {
                     start: start as u32,
                     split: split as u32,
@@ -113,6 +120,11 @@ impl PropertyScan {
             .iter()
             .find(|piece| piece.kept && piece.name(text.as_bytes()) == name.as_bytes())
             .and_then(|piece| text.get(piece.split as usize + 1..piece.end as usize))
+    }
+
+    /// Whether there is `INNER_MULTI_DISPATCH` or `INNER_MULTI_QUEUE_OFFSET`.
+    pub fn has_inner(&self) -> bool {
+        self.inner
     }
 
     /// Leaves a property out of what [`PropertyScan::write`] writes.

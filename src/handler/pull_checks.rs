@@ -26,6 +26,7 @@ use crate::handler::{
     SUBSCRIPTION_GROUP_NOT_EXIST, SUBSCRIPTION_NOT_EXIST, SUBSCRIPTION_NOT_LATEST,
     SUBSCRIPTION_PARSE_FAILED, TOPIC_NOT_EXIST, faq, faq_for,
 };
+use crate::light::{self, LightError};
 use crate::subscription::{self, ExpressionError, Wanted};
 use crate::topics::{PERM_READ, Topic};
 
@@ -130,13 +131,17 @@ fn check(
         return Err(negative("maxMsgNums", pull.max_msg_nums).into());
     }
     let queue = queue(broker, &topic, pull.queue_id)?;
+    let counted = match broker.config.light.enabled {
+        true => light::counted_as(pull.consumer_group),
+        false => pull.consumer_group,
+    };
     let sys_flags = request.is_v5().then(|| SysFlags {
         topic: topic.config.sys_flag,
         group: group.config.sys_flag,
     });
     Ok(Pull {
         to: request.command.reply_to(),
-        counted: topic.traffic.group(pull.consumer_group),
+        counted: topic.traffic.group(counted),
         topic,
         queue,
         offset: pull.queue_offset,
@@ -158,7 +163,7 @@ pub fn negative(field: &str, count: i32) -> Reply {
 fn queue(broker: &Broker, topic: &Topic, queue_id: i32) -> Result<Arc<Queue>, Answer> {
     broker
         .queue(topic, queue_id)
-        .ok_or_else(|| Reply::error(SYSTEM_ERROR, "the queue cannot be opened").into())
+        .ok_or_else(|| Reply::error(SYSTEM_ERROR, LightError::Full.to_string()).into())
 }
 
 fn find_group(

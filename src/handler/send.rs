@@ -24,6 +24,7 @@ use crate::core::Core;
 use crate::handler::kept_key::KeptKey;
 use crate::handler::properties::{self, PropertyScan};
 use crate::handler::send_checks::{self, Redirect};
+use crate::handler::send_light;
 use crate::handler::send_properties::{self, Stored};
 use crate::handler::transaction::{self, Ending};
 use crate::handler::{MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE, TOPIC_NOT_EXIST};
@@ -57,6 +58,8 @@ pub struct Sends {
     sizes: Vec<u32>,
     scan: PropertyScan,
     properties: Vec<u8>,
+    /// Slots of the light queues of the message at hand.
+    light: Vec<u32>,
     id_list: String,
     random: u64,
     store_host: SocketAddr,
@@ -77,6 +80,7 @@ impl Sends {
             sizes: Vec::new(),
             scan: PropertyScan::default(),
             properties: Vec::new(),
+            light: Vec::new(),
             id_list: String::new(),
             random: (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
             store_host: broker.store_host,
@@ -109,12 +113,14 @@ impl Sends {
     /// Appends a record of a transaction's end; given back when that fails.
     pub(crate) fn push_end(
         &mut self,
-        queue: &Queue,
-        topic: &Arc<Topic>,
+        broker: &Broker,
+        (queue, topic): (&Queue, &Arc<Topic>),
         parts: &MessageParts<'_>,
         end: Ending,
     ) -> Result<(), (PushError, Ending)> {
-        if let Err(error) = self.port.push(self.next_token, queue, parts) {
+        broker.enter_light_queues(parts, &mut self.light);
+        let (token, light) = (self.next_token, &self.light);
+        if let Err(error) = self.port.push_light(token, queue, parts, light) {
             return Err((error, end));
         }
         self.in_flight.push_back(InFlight {
@@ -227,8 +233,6 @@ fn single(
     if request.command.body.len() > sends.max_message_size {
         return illegal(broker, sends.max_message_size);
     }
-    let key = sends.scan.get(send.properties, properties::UNIQ_KEY);
-    let key = KeptKey::keep(key.filter(|_| request.is_v5()));
     let stored = Stored {
         level: delay.min(sends.delay_levels),
         wanted_level: delay,
@@ -239,49 +243,53 @@ fn single(
         dead,
         v5: request.is_v5(),
     };
+    store(
+        sends,
+        broker,
+        request,
+        (&send, &topic, queue_id),
+        &stored,
+        io,
+    )
+}
+
+/// Stores a single message that was checked.
+fn store(
+    sends: &mut Sends,
+    broker: &Broker,
+    request: &Request<'_>,
+    (send, topic, queue_id): (&SendRequest<'_>, &Arc<Topic>, i32),
+    stored: &Stored<'_>,
+    io: &mut Outbox,
+) -> Answer {
+    let key = sends.scan.get(send.properties, properties::UNIQ_KEY);
+    let key = KeptKey::keep(key.filter(|_| request.is_v5()));
     let text = send.properties;
     stored.write(text, &mut sends.scan, &sends.cluster, &mut sends.properties);
     if sends.properties.len() > stored.properties_max() {
         return illegal(broker, sends.max_message_size);
     }
-    let Some((stored_topic, stored_queue_id, queue)) =
-        place(broker, &topic, &stored, stored_queue_id)
-    else {
+    let Some((stored_topic, stored_queue_id, queue)) = stored.place(broker, topic) else {
         return send_checks::refused(broker, SYSTEM_ERROR, "the queue cannot be opened");
     };
     let parts = MessageParts {
         topic: stored_topic,
         queue_id: stored_queue_id,
-        sys_flag: stored.sys_flag(sys_flags(&send, &topic)),
+        sys_flag: stored.sys_flag(sys_flags(send, topic)),
         properties: &[&sends.properties],
-        ..message(request, &send, &topic, sends.store_host)
+        ..message(request, send, topic, sends.store_host)
     };
-    let pushed = sends.port.push(sends.next_token, &queue, &parts);
-    let counted = send_properties::counted(broker, stored_topic, &topic);
+    let named = (&sends.scan, text, stored_topic, sends.properties.len());
+    if let Err(refusal) = send_light::find(broker, named, &mut sends.light) {
+        return refusal;
+    }
+    let pushed = sends
+        .port
+        .push_light(sends.next_token, &queue, &parts, &sends.light);
+    let counted = send_properties::counted(broker, stored_topic, topic);
     let mut accepted = Taken::new(counted, queue_id, 0, key);
     accepted.recall = stored.recall_handle(broker, text, &sends.scan);
     taken(sends, broker, request, pushed, accepted, io)
-}
-
-/// Where a single message is stored: topic, queue id and queue.
-fn place<'a>(
-    broker: &Broker,
-    topic: &'a Topic,
-    stored: &Stored<'_>,
-    queue_id: i32,
-) -> Option<(&'a str, i32, Arc<Queue>)> {
-    let level = stored.level;
-    Some(if level > 0 {
-        let queue = broker.schedule_queue(level)?;
-        (names::SCHEDULE_TOPIC, level - 1, queue)
-    } else if stored.half {
-        (names::HALF_TOPIC, 0, broker.half_queue()?)
-    } else if stored.time.is_some() {
-        (names::TIMER_TOPIC, 0, broker.timer_queue()?)
-    } else {
-        let queue = broker.queue(topic, queue_id)?;
-        (topic.config.name.as_str(), queue_id, queue)
-    })
 }
 
 fn batch(
@@ -313,7 +321,8 @@ fn batch(
     if delayed || transaction || request.command.body.len() > sends.max_message_size {
         return illegal(broker, sends.max_message_size);
     }
-    if let Some(remark) = send_properties::not_in_a_batch(&sends.scan, &send) {
+    if let Some(remark) = send_properties::not_in_a_batch(&sends.scan, &send, request.command.body)
+    {
         return send_checks::refused(broker, MESSAGE_ILLEGAL, remark);
     }
     let key = sends.scan.get(send.properties, properties::UNIQ_KEY);
@@ -574,6 +583,9 @@ fn refuse(broker: &Broker, sent: &InFlight, failure: &AppendFailure, io: &mut Ou
                 sent.topic.config.name
             ),
         ),
+        failure @ AppendFailure::LightTooLong { .. } => {
+            send_checks::reply(broker, MESSAGE_ILLEGAL, failure.to_string())
+        }
         failure => send_checks::reply(
             broker,
             SERVICE_NOT_AVAILABLE,

@@ -4,7 +4,11 @@
 use std::sync::Arc;
 
 use saturnmq_net::messages::send::SendRequest;
+use saturnmq_storage::format::batch::BatchItems;
 use saturnmq_storage::format::message::{PROPERTIES_MAX, sys_flag};
+use saturnmq_storage::format::properties::Properties;
+use saturnmq_storage::format::properties::names::INNER_MULTI_QUEUE_OFFSET;
+use saturnmq_storage::queue_table::Queue;
 
 use crate::answer::{Answer, Reply, SYSTEM_ERROR};
 use crate::broker::Broker;
@@ -20,6 +24,19 @@ use crate::transaction::half::Digits;
 
 const TIMER: &str = "transaction messages and batches cannot be messages for a time (properties \
                      TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS)";
+
+const OFFSETS: &str = "messages of a batch cannot have the property INNER_MULTI_QUEUE_OFFSET: only \
+                       the broker says where a message stands";
+
+/// Whether a message of a batch says where it stands in light queues.
+fn says_offsets(body: &[u8]) -> bool {
+    let name = INNER_MULTI_QUEUE_OFFSET;
+    // Nearly every batch is done with here.
+    memchr::memmem::find(body, name.as_bytes()).is_some()
+        && BatchItems::new(body)
+            .flatten()
+            .any(|item| Properties::new(item.properties).get(name).is_some())
+}
 
 /// What a single message asks for.
 #[derive(Debug, Clone, Copy)]
@@ -66,7 +83,19 @@ pub fn asked(
 }
 
 /// Why a batch cannot be stored.
-pub fn not_in_a_batch(scan: &PropertyScan, send: &SendRequest<'_>) -> Option<&'static str> {
+pub fn not_in_a_batch(
+    scan: &PropertyScan,
+    send: &SendRequest<'_>,
+    body: &[u8],
+) -> Option<&'static str> {
+    if scan.has_inner()
+        && scan
+            .get(send.properties, INNER_MULTI_QUEUE_OFFSET)
+            .is_some()
+        || says_offsets(body)
+    {
+        return Some(OFFSETS);
+    }
     if is_half(scan, send) {
         return Some("transaction messages (property TRAN_MSG) cannot be sent in a batch");
     }
@@ -145,6 +174,26 @@ impl Stored<'_> {
         }
     }
 
+    /// Where the message is stored: topic, queue id and queue; `topic` is the one it is sent to.
+    pub fn place<'t>(
+        &self,
+        broker: &Broker,
+        topic: &'t Topic,
+    ) -> Option<(&'t str, i32, Arc<Queue>)> {
+        let level = self.level;
+        Some(if level > 0 {
+            let queue = broker.schedule_queue(level)?;
+            (names::SCHEDULE_TOPIC, level - 1, queue)
+        } else if self.half {
+            (names::HALF_TOPIC, 0, broker.half_queue()?)
+        } else if self.time.is_some() {
+            (names::TIMER_TOPIC, 0, broker.timer_queue()?)
+        } else {
+            let queue = broker.queue(topic, self.queue_id)?;
+            (topic.config.name.as_str(), self.queue_id, queue)
+        })
+    }
+
     /// The handle by which a message for a time is recalled.
     pub fn recall_handle(
         &self,
@@ -167,6 +216,10 @@ impl Stored<'_> {
         out.clear();
         let redirected = self.level > 0 || self.half || self.time.is_some();
         scan.remove(text, properties::CLUSTER);
+        if scan.has_inner() {
+            // Only the broker says where a message stands.
+            scan.remove(text, INNER_MULTI_QUEUE_OFFSET);
+        }
         if redirected {
             scan.remove(text, properties::REAL_TOPIC);
             scan.remove(text, properties::REAL_QID);

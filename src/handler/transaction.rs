@@ -243,7 +243,7 @@ fn hot(
     };
     let properties = [ready.half.record.properties().as_bytes()];
     let parts = ready.half.committed(&properties);
-    match sends.push_end(queue, topic, &parts, ending) {
+    match sends.push_end(broker, (queue, topic), &parts, ending) {
         Ok(()) => {
             io.request_started(request.conn);
             Answer::Nothing
@@ -269,7 +269,7 @@ fn ops(broker: &Broker, sends: &mut Sends, ends: &mut Ends, io: &mut Outbox) {
             settle(broker, &ending, io, Err(AppendFailure::QueueGone));
             continue;
         };
-        match sends.push_end(&queue, &topic, &parts, ending) {
+        match sends.push_end(broker, (&queue, &topic), &parts, ending) {
             Ok(()) => {}
             Err((PushError::Full, ending)) => {
                 // The writer answers what fills the queue, and this is called again then.

@@ -1,5 +1,6 @@
 //! The state files below a store's root, as a start will find them.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -19,8 +20,13 @@ enum Found {
 
 /// Adds what is wrong with the state files of the store at `root`.
 pub fn look(root: &Path, verified: &mut Verified) {
-    for file in File::ALL {
-        let path = root.join(file.relative_path());
+    let both = [File::relative_path, File::light_path];
+    let paths = File::ALL
+        .iter()
+        .flat_map(|file| both.map(|path| (*file, path(*file))));
+    let paths: BTreeMap<_, _> = paths.map(|(file, path)| (path, file)).collect();
+    for (path, file) in paths {
+        let path = root.join(path);
         let backup = PathBuf::from(format!("{}.bak", path.display()));
         let spare = read(&backup, file);
         let instead = match &spare {

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 
 use crate::append_queue::{AppendFailure, AppendResult, Appended, Entry, PortEnd};
 use crate::dispatch::{DispatchItem, DispatchSender, NO_QUEUE};
+use crate::format::light::Lengths;
 use crate::format::message::{FIXED_SIZE, assign};
 use crate::tail::TailWriter;
 
@@ -22,14 +23,36 @@ pub(crate) struct Place {
     pub store_timestamp: i64,
 }
 
+/// A property that is appended to the record of an entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Addition<'a> {
+    /// What is appended.
+    pub text: &'a [u8],
+    /// The length fields of the record with it.
+    pub lengths: Lengths,
+}
+
 /// Copies an entry into reserved room of the tail and patches its records; returns the log offset
 /// after it.
-pub(crate) fn stage(tail: &mut TailWriter, port: &mut PortEnd, entry: &Entry, place: Place) -> u64 {
+pub(crate) fn stage(
+    tail: &mut TailWriter,
+    port: &mut PortEnd,
+    entry: &Entry,
+    place: Place,
+    addition: Option<Addition<'_>>,
+) -> u64 {
     port.take(entry, |first, second| {
         tail.write(place.offset, first);
         tail.write(place.offset + first.len() as u64, second);
     });
-    let end = place.offset + u64::from(entry.len);
+    let mut end = place.offset + u64::from(entry.len);
+    if let Some(Addition { text, lengths }) = addition {
+        tail.write(end, text);
+        end += text.len() as u64;
+        tail.write(place.offset + lengths.record.0 as u64, &lengths.record.1);
+        let properties = lengths.properties;
+        tail.write(place.offset + properties.0 as u64, &properties.1);
+    }
     let mut at = place.offset;
     let mut queue_offset = place.queue_offset;
     for _ in 0..entry.records {
@@ -205,7 +228,9 @@ fn dispatch(
     is_watched: &mut dyn FnMut(u32) -> bool,
 ) -> bool {
     let assigned = waiting.entry.assign_offset;
-    let urgent = assigned && is_watched(waiting.entry.slot);
+    let light = waiting.entry.light > 0;
+    // Which of its light queues somebody waits for is not looked up.
+    let urgent = light || assigned && is_watched(waiting.entry.slot);
     while waiting.dispatched < waiting.entry.records {
         let size = record_size(tail, waiting.dispatched_to);
         let item = DispatchItem {
@@ -217,6 +242,7 @@ fn dispatch(
                 NO_QUEUE
             },
             queue_offset: waiting.place.queue_offset + i64::from(waiting.dispatched),
+            light,
         };
         if dispatcher.push(item, urgent).is_err() {
             return false;

@@ -15,13 +15,21 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use thiserror::Error;
 
 use crate::format::batch::{BatchError, encode_batch, measure_batch};
-use crate::format::message::{EncodeError, MessageParts, encode_into, encoded_len, sys_flag};
+use crate::format::message::{
+    EncodeError, MessageParts, encode_into, encoded_len, properties_len, sys_flag,
+};
 use crate::queue_table::Queue;
 
 /// Bytes in front of every entry in a ring.
 const HEADER: usize = 24;
 /// Header flag: the writer assigns a queue offset and advances the queue.
 const ASSIGN_OFFSET: u32 = 1;
+/// The number of light queues stands above this many bits of the header's flags.
+const LIGHT_SHIFT: u32 = 8;
+/// Most light queues that one message enters: more names than a property can hold.
+const LIGHT_MAX: usize = 8192;
+/// Bytes of a number in the list of light queues.
+const LIGHT_BYTES: usize = 4;
 
 /// Why a message was not taken.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -61,6 +69,17 @@ pub enum AppendFailure {
     /// The queue was deleted in the meantime.
     #[error("the queue does not exist any more")]
     QueueGone,
+    /// A light queue of the message was deleted in the meantime.
+    #[error("a light queue of the message was deleted just now")]
+    LightQueueGone,
+    /// With its offsets in light queues the properties, or the record, are too long.
+    #[error("the properties have {len} bytes with the offsets in {queues} light queues: too many")]
+    LightTooLong {
+        /// Bytes of the property string.
+        len: usize,
+        /// Light queues.
+        queues: usize,
+    },
     /// The store is being closed.
     #[error("the store is shutting down")]
     ShuttingDown,
@@ -164,7 +183,8 @@ pub struct AppendPort {
 
 /// Makes a port and the writer's end of it; `bell` wakes the writer.
 pub(crate) fn port(limits: PortLimits, bell: Arc<Doorbell>) -> (AppendPort, PortEnd) {
-    let ring_bytes = limits.ring_bytes + limits.record_bytes + HEADER;
+    let largest = HEADER + LIGHT_BYTES * (1 + LIGHT_MAX) + limits.record_bytes;
+    let ring_bytes = limits.ring_bytes + largest;
     let (entry_producer, entry_consumer) = rtrb::RingBuffer::new(ring_bytes);
     let (result_producer, result_consumer) = rtrb::RingBuffer::new(limits.in_flight);
     let port = AppendPort {
@@ -195,6 +215,49 @@ impl AppendPort {
         self.push_to_slot(token, queue.slot, message)
     }
 
+    /// As [`AppendPort::push`]; the message enters the light queues with these slots too: their
+    /// offsets are appended to its properties, in this order (docs/format.md, Light queues).
+    ///
+    /// # Errors
+    /// [`PushError::TooLarge`] also for more light queues than a property can name.
+    pub fn push_light(
+        &mut self,
+        token: u64,
+        queue: &Queue,
+        message: &MessageParts<'_>,
+        light: &[u32],
+    ) -> Result<(), PushError> {
+        let len = encoded_len(message)?;
+        if light.len() > LIGHT_MAX {
+            let size = len + LIGHT_BYTES * light.len();
+            let limit = self.limits.record_bytes;
+            return Err(PushError::TooLarge { size, limit });
+        }
+        let entry = Entry {
+            len: entry_len(len, self.limits.record_bytes)?,
+            records: 1,
+            token,
+            slot: queue.slot,
+            assign_offset: has_queue_offset(message.sys_flag),
+            light: light.len() as u32,
+        };
+        let mut encoded = Ok(());
+        self.push_encoded(entry, |place| {
+            let (list, record) = place.split_at_mut(entry.list_len());
+            if !list.is_empty() {
+                let properties = properties_len(message) as u32;
+                let numbers = [properties].into_iter().chain(light.iter().copied());
+                for (place, number) in list.chunks_exact_mut(LIGHT_BYTES).zip(numbers) {
+                    place.copy_from_slice(&number.to_ne_bytes());
+                }
+            }
+            encoded = encode_into(message, record);
+        })?;
+        // Measuring has checked everything that encoding checks.
+        encoded.expect("a measured message is encoded");
+        Ok(())
+    }
+
     /// Takes a client's batch (the body of `parts`): all of its messages or none. `sizes` receives
     /// the sizes of the records, which lie one after the other from the result's `physical_offset`
     /// on. One result comes back.
@@ -221,6 +284,7 @@ impl AppendPort {
             token,
             slot,
             assign_offset: has_queue_offset(message.sys_flag),
+            light: 0,
         };
         let mut encoded = Ok(());
         self.push_encoded(entry, |place| encoded = encode_into(message, place))?;
@@ -245,6 +309,7 @@ impl AppendPort {
             token,
             slot,
             assign_offset: has_queue_offset(parts.sys_flag),
+            light: 0,
         };
         let mut encoded = Ok(());
         self.push_encoded(entry, |place| encoded = encode_batch(parts, place))?;
@@ -254,7 +319,7 @@ impl AppendPort {
     }
 
     /// Takes an entry of `len` encoded bytes holding `records` records, written by `encode` into
-    /// the ring.
+    /// the ring, behind the list of its light queues.
     pub(crate) fn push_encoded(
         &mut self,
         entry: Entry,
@@ -273,6 +338,7 @@ impl AppendPort {
         if self.in_flight == self.limits.in_flight {
             return Err(PushError::Full);
         }
+        let len = entry.list_len() + len;
         let mut chunk = match self.entries.write_chunk(HEADER + len) {
             Ok(chunk) => chunk,
             Err(rtrb::chunks::ChunkError::TooFewSlots(_)) => return Err(PushError::Full),
@@ -350,6 +416,8 @@ pub(crate) struct Entry {
     pub slot: u32,
     /// Whether a queue offset is assigned and the queue advances.
     pub assign_offset: bool,
+    /// Light queues that its one record enters; their list stands between header and record.
+    pub light: u32,
 }
 
 impl Entry {
@@ -359,7 +427,8 @@ impl Entry {
         bytes[4..8].copy_from_slice(&self.records.to_ne_bytes());
         bytes[8..16].copy_from_slice(&self.token.to_ne_bytes());
         bytes[16..20].copy_from_slice(&self.slot.to_ne_bytes());
-        let flags = if self.assign_offset { ASSIGN_OFFSET } else { 0 };
+        let assign = if self.assign_offset { ASSIGN_OFFSET } else { 0 };
+        let flags = self.light << LIGHT_SHIFT | assign;
         bytes[20..24].copy_from_slice(&flags.to_ne_bytes());
         bytes
     }
@@ -376,6 +445,15 @@ impl Entry {
             token: u64::from_ne_bytes(token),
             slot: word(16),
             assign_offset: word(20) & ASSIGN_OFFSET != 0,
+            light: word(20) >> LIGHT_SHIFT,
+        }
+    }
+
+    /// Bytes of the list of light queues: the length of the record's properties, and the slots.
+    fn list_len(&self) -> usize {
+        match self.light {
+            0 => 0,
+            light => LIGHT_BYTES * (1 + light as usize),
         }
     }
 }
@@ -416,18 +494,38 @@ impl PortEnd {
         Some(Entry::from_bytes(bytes))
     }
 
-    /// Takes the entry just peeked at: shows its bytes, in one or two pieces, and frees their room.
+    /// Reads the list of light queues of the entry just peeked at: puts their slots into `slots`,
+    /// returns the bytes of the record's properties.
+    pub fn light_queues(&mut self, entry: &Entry, slots: &mut Vec<u32>) -> usize {
+        slots.clear();
+        let chunk = self.entries.read_chunk(HEADER + entry.list_len());
+        // An entry is committed whole, so a peeked header has its list behind it.
+        let chunk = chunk.expect("a peeked entry is complete");
+        let (first, second) = chunk.as_slices();
+        let mut bytes = first.iter().chain(second).skip(HEADER).copied();
+        let mut number = || {
+            let bytes = [bytes.next()?, bytes.next()?, bytes.next()?, bytes.next()?];
+            Some(u32::from_ne_bytes(bytes))
+        };
+        let properties = number().unwrap_or(0);
+        slots.extend(std::iter::from_fn(number));
+        properties as usize
+    }
+
+    /// Takes the entry just peeked at: shows its records, in one or two pieces, and frees their
+    /// room.
     pub fn take(&mut self, entry: &Entry, look: impl FnOnce(&[u8], &[u8])) {
-        let len = HEADER + entry.len as usize;
+        let skipped = HEADER + entry.list_len();
+        let len = skipped + entry.len as usize;
         self.seen = self.seen.saturating_sub(len);
         let chunk = self.entries.read_chunk(len);
         // An entry is committed whole, so a peeked header has its bytes behind it.
         let chunk = chunk.expect("a peeked entry is complete");
         let (first, second) = chunk.as_slices();
-        if first.len() >= HEADER {
-            look(&first[HEADER..], second);
+        if first.len() >= skipped {
+            look(&first[skipped..], second);
         } else {
-            look(&second[HEADER - first.len()..], &[]);
+            look(&second[skipped - first.len()..], &[]);
         }
         chunk.commit_all();
     }
@@ -460,6 +558,7 @@ mod tests {
             token,
             slot: 3,
             assign_offset: token.is_multiple_of(2),
+            light: 0,
         }
     }
 

@@ -23,6 +23,7 @@ use crate::watermarks::Watermarks;
 
 mod ahead;
 mod channel;
+mod light;
 mod units;
 
 pub(crate) use ahead::Places;
@@ -381,14 +382,17 @@ impl Dispatcher {
             index.put(record)?;
             self.indexed = item.physical_offset + 1;
         }
+        if item.light {
+            self.store_light_entries(item, record)?;
+        }
         if item.slot != NO_QUEUE
             && let Some(queue) = self.queues.get(item.slot)
         {
-            let entry = ConsumeEntry {
-                physical_offset: item.physical_offset,
-                size: item.size,
-                tags_code: entry_tags_code(record, &self.delay_levels_ms),
-            };
+            if item.light && queue.log_end() > item.physical_offset {
+                // It stands there already: see `store_light_entries`.
+                return Ok(Some(record.store_timestamp()));
+            }
+            let entry = entry_of(item, record, &self.delay_levels_ms);
             let tail = (self.tail.start(), self.tail.size());
             queue.note_recent(item.physical_offset, tail.0, tail.1);
             let note = self.units.as_mut().map(|units| units.note(record));
@@ -436,6 +440,15 @@ impl MisplacedLog {
     }
 }
 
+/// The queue entry of a record.
+fn entry_of(item: &DispatchItem, record: &Record<'_>, delay_levels_ms: &[u64]) -> ConsumeEntry {
+    ConsumeEntry {
+        physical_offset: item.physical_offset,
+        size: item.size,
+        tags_code: entry_tags_code(record, delay_levels_ms),
+    }
+}
+
 /// The tags field of a record's queue entry (docs/format.md, "Tag code"): the hash of its tags, or
 /// for a record of the schedule topic the time of delivery.
 pub(crate) fn entry_tags_code(record: &Record<'_>, delay_levels_ms: &[u64]) -> i64 {
@@ -480,6 +493,7 @@ mod tests {
             size: 100,
             slot: NO_QUEUE,
             queue_offset: 0,
+            light: false,
         };
         sender.push(item, false).unwrap();
         drop(sender);

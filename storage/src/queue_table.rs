@@ -5,7 +5,7 @@
 //! after its topic was removed: it is empty then.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -14,6 +14,7 @@ use crate::consume_queue::{
     ConsumeQueue, ConsumeQueueError, Extension, Extensions, KnownEnd, Placed, QueueFile,
 };
 use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
+use crate::format::light;
 use crate::layout;
 use crate::mapped_file::MapBudget;
 use crate::mapping::MappingError;
@@ -232,6 +233,8 @@ pub struct QueueTable {
     topics: papaya::HashMap<Arc<str>, Topic>,
     slots: papaya::HashMap<u32, Arc<Queue>>,
     next_slot: AtomicU32,
+    /// Queues of light topics.
+    light: AtomicUsize,
     /// How often queues were removed.
     removals: AtomicU64,
     /// Held while queues are made or removed.
@@ -252,6 +255,7 @@ impl QueueTable {
             topics: papaya::HashMap::new(),
             slots: papaya::HashMap::new(),
             next_slot: AtomicU32::new(0),
+            light: AtomicUsize::new(0),
             removals: AtomicU64::new(0),
             changes: Mutex::default(),
         }
@@ -364,6 +368,19 @@ impl QueueTable {
         self.insert(&changes, topic, queue_id, files)
     }
 
+    /// The light queue of that name; made when it does not exist, unless there are more than `most`
+    /// already: `None` then. Asked by several threads at a time it may make a few more.
+    pub fn light_queue(&self, name: &str, most: usize) -> Option<Arc<Queue>> {
+        let known = self.get(name, light::QUEUE_ID);
+        let room = || self.light_queues() <= most;
+        known.or_else(|| room().then(|| self.get_or_create(name, light::QUEUE_ID)))
+    }
+
+    /// How many light queues there are.
+    pub fn light_queues(&self) -> usize {
+        self.light.load(Ordering::Relaxed)
+    }
+
     /// The queue with a slot number, unless it was removed.
     pub fn by_slot(&self, slot: u32) -> Option<Arc<Queue>> {
         self.slots.pin().get(&slot).map(Arc::clone)
@@ -434,6 +451,9 @@ impl QueueTable {
             files,
             extension,
         });
+        if light::is_light(&queue.topic) {
+            self.light.fetch_add(1, Ordering::Relaxed);
+        }
         self.slots.pin().insert(queue.slot, Arc::clone(&queue));
         let mut list = queues.load_full().as_ref().clone();
         let place = list.partition_point(|other| other.queue_id < queue_id);

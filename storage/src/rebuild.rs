@@ -13,18 +13,15 @@ use crate::consume_queue::UnitNote;
 use crate::dispatch::{Units, entry_tags_code};
 use crate::error::OpenError;
 use crate::format::consume_entry::ConsumeEntry;
+use crate::format::light;
 use crate::format::message::sys_flag;
 use crate::format::names::is_directory_name;
-use crate::format::properties::names;
 use crate::format::record::Record;
 use crate::index_file::Index;
 use crate::queue_table::{Queue, QueueTable};
 use crate::recovery::Scanned;
 use crate::removed_topics::RemovedTopics;
 
-/// Prefix of the queues that multi-dispatched messages enter besides their own; they have queue id
-/// 0.
-const LIGHT_QUEUE_PREFIX: &str = "%LMQ%";
 /// Queue offsets from here on are damage: file names could not hold their positions.
 const QUEUE_OFFSET_END: i64 = i64::MAX / 1024;
 /// Longest gap in a queue's offsets that is believed.
@@ -53,6 +50,8 @@ struct Track {
     first: Option<i64>,
     /// Queue offset of the next record, if all is well.
     next: Option<i64>,
+    /// Log offset of the last record that was offered.
+    offered: Option<u64>,
     /// A record with another offset, until the next one tells what it is.
     pending: Option<(i64, Noted)>,
 }
@@ -169,6 +168,7 @@ impl<'a> Rebuild<'a> {
             queue_id,
             queue_offset,
             entry,
+            is_copied,
         } = *placed;
         // Neither has a checksum: damage here costs this entry, not the start of the broker.
         if !is_directory_name(topic) || !(0..QUEUE_OFFSET_END).contains(&queue_offset) {
@@ -187,9 +187,27 @@ impl<'a> Rebuild<'a> {
             // Of a topic that was deleted.
             return Ok(());
         }
+        if is_copied && !self.is_next(topic, queue_offset) {
+            return Ok(());
+        }
         let queue = self.table.get_or_create(topic, queue_id);
-        let note = note.cloned();
+        let track = self.track(&queue);
+        if track.offered.replace(entry.physical_offset) == Some(entry.physical_offset) {
+            // A light queue that the record names twice.
+            return Ok(());
+        }
+        let note = note.filter(|_| !light::is_light(topic)).cloned();
         self.offer(&queue, queue_offset, Noted { entry, note })
+    }
+
+    /// Whether the light queue goes on at this offset.
+    fn is_next(&mut self, topic: &str, queue_offset: i64) -> bool {
+        let Some(queue) = self.table.get(topic, light::QUEUE_ID) else {
+            return false;
+        };
+        let track = self.track(&queue);
+        let kept = track.pending.as_ref().map(|(kept, _)| kept + 1);
+        kept.or(track.next) == Some(queue_offset)
     }
 
     fn track(&mut self, queue: &Queue) -> &mut Track {
@@ -307,6 +325,8 @@ pub(crate) struct PlacedEntry<'a> {
     pub(crate) queue_id: i32,
     pub(crate) queue_offset: i64,
     pub(crate) entry: ConsumeEntry,
+    /// Whether the offset may be that of another record, of which this one is a copy.
+    pub(crate) is_copied: bool,
 }
 
 /// Every queue entry of the record at `offset`: its own, and those in the light queues it was
@@ -331,25 +351,19 @@ pub(crate) fn for_each_entry<E>(
         queue_id: record.queue_id(),
         queue_offset: record.queue_offset(),
         entry,
+        is_copied: false,
     })?;
-    let properties = record.properties();
-    let Some(queues) = properties.get_str(names::INNER_MULTI_DISPATCH) else {
-        return Ok(());
-    };
-    let Some(offsets) = properties.get_str(names::INNER_MULTI_QUEUE_OFFSET) else {
-        return Ok(());
-    };
-    for (topic, offset) in queues.split(',').zip(offsets.split(',')) {
-        if let Ok(queue_offset) = offset.parse()
-            && topic.starts_with(LIGHT_QUEUE_PREFIX)
-        {
-            visit(PlacedEntry {
-                topic,
-                queue_id: 0,
-                queue_offset,
-                entry,
-            })?;
-        }
+    // Brokers of 4.9 give offsets to retried and delayed messages too; elsewhere they are those of
+    // the message that comes again.
+    let is_copied = !light::enters_light_queues(record.topic());
+    for (topic, queue_offset) in light::places(record.properties()) {
+        visit(PlacedEntry {
+            topic,
+            queue_id: light::QUEUE_ID,
+            queue_offset,
+            entry,
+            is_copied,
+        })?;
     }
     Ok(())
 }

@@ -209,6 +209,17 @@ impl Store {
         self.table.get_or_create(topic, queue_id)
     }
 
+    /// The light queue of that name; made in memory when it does not exist, unless there are more
+    /// than `most` already.
+    pub fn light_queue(&self, name: &str, most: usize) -> Option<Arc<Queue>> {
+        self.table.light_queue(name, most)
+    }
+
+    /// How many light queues there are.
+    pub fn light_queues(&self) -> usize {
+        self.table.light_queues()
+    }
+
     /// The queue a wake-up names, unless its topic was removed.
     pub fn queue_by_slot(&self, slot: u32) -> Option<Arc<Queue>> {
         self.table.by_slot(slot)

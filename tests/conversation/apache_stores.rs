@@ -61,16 +61,9 @@ impl Recorded {
         }
     }
 
-    /// `serve` as its owner would start it: with Apache's own `broker.conf`, without the keys that
-    /// stop a start.
+    /// `serve` as its owner would start it: with Apache's own `broker.conf`.
     fn command(&self) -> std::process::Command {
         let file = self.dir.path().join("broker.conf");
-        let text = fs::read_to_string(&file).expect("broker.conf");
-        let stops = ["enableLmq=", "enableMultiDispatch="];
-        let kept = text
-            .lines()
-            .filter(|line| !stops.iter().any(|key| line.starts_with(key)));
-        fs::write(&file, kept.collect::<Vec<_>>().join("\n")).expect("broker.conf");
         let mut command = crate::serve::program(&self.dir.path().join("store"));
         command.arg("-c").arg(file);
         command

@@ -370,3 +370,19 @@ fn the_retry_topic_of_a_group_in_unit_mode_says_so() {
         assert_eq!(config["topicSysFlag"], flag, "{config}");
     }
 }
+
+#[test]
+fn requests_of_pop_consumers_are_answered_that_they_are_not_supported() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"x");
+    talk.version = 495;
+    let fields = [("consumerGroup", "g"), ("topic", "T"), ("queueId", "0")];
+    for code in [
+        200_050, 200_051, 200_151, 200_052, 200_053, 200_054, 200_055, 400, 401,
+    ] {
+        let answer = talk.ask(code, &fields, b"{}");
+        assert_eq!(answer.code, 3, "{answer:?}");
+        assert_eq!(answer.remark, format!(" request type {code} not supported"));
+    }
+}

@@ -30,6 +30,8 @@ pub struct DispatchItem {
     pub slot: u32,
     /// QUEUEOFFSET.
     pub queue_offset: i64,
+    /// Whether the record enters light queues too.
+    pub light: bool,
 }
 
 const AWAKE: u8 = 0;
@@ -198,6 +200,7 @@ mod tests {
         size: 100,
         slot: 0,
         queue_offset: 0,
+        light: false,
     };
 
     fn state(sender: &DispatchSender) -> u8 {

@@ -151,6 +151,11 @@ pub fn encoded_len(parts: &MessageParts<'_>) -> Result<usize, EncodeError> {
     Encoding::single(parts).measure()
 }
 
+/// Bytes of the property string that [`encode_into`] makes of `parts`.
+pub fn properties_len(parts: &MessageParts<'_>) -> usize {
+    Encoding::single(parts).properties_len()
+}
+
 /// Encodes a record into `out`, whose size must be [`encoded_len`]. Queue offset, log offset
 /// and store time are zero afterwards.
 pub fn encode_into(parts: &MessageParts<'_>, out: &mut [u8]) -> Result<(), EncodeError> {
@@ -379,6 +384,16 @@ fn host_len(host: SocketAddr) -> usize {
     } else {
         HOST_V6
     }
+}
+
+/// A length that was checked to fit its field.
+pub(super) fn i32_field(len: usize) -> [u8; 4] {
+    (len as i32).to_be_bytes()
+}
+
+/// A length that was checked to fit its field.
+pub(super) fn i16_field(len: usize) -> [u8; 2] {
+    (len as i16).to_be_bytes()
 }
 
 fn put(out: &mut [u8], at: usize, bytes: &[u8]) {

@@ -9,6 +9,7 @@ pub mod consume_entry;
 pub mod extension_unit;
 pub mod hash;
 pub mod index_entry;
+pub mod light;
 pub mod message;
 pub mod message_id;
 pub mod names;

@@ -10,15 +10,13 @@ use super::verify::{Findings, Tally};
 use super::{InspectError, QueueFiles, StoreView};
 use crate::format::consume_entry::ConsumeEntry;
 use crate::format::extension_unit::position;
+use crate::format::light;
 use crate::format::names::is_directory_name;
-use crate::format::properties::names;
 use crate::format::record::Record;
 use crate::layout::list_queues;
 
 /// Topic whose entries hold a time in place of a tag code.
 const SCHEDULE_TOPIC: &str = "SCHEDULE_TOPIC_XXXX";
-/// Prefix of queues that a record enters besides its own.
-const LIGHT_QUEUE_PREFIX: &str = "%LMQ%";
 /// Runs without entries that are told apart in one queue.
 const RUNS: usize = 1000;
 
@@ -217,19 +215,40 @@ impl<'v> QueueCheck<'v> {
         }
         let place = (record.topic(), record.queue_id(), record.queue_offset());
         self.placed(place, (record, offset), findings, tally)?;
-        let properties = record.properties();
-        let queues = properties.get_str(names::INNER_MULTI_DISPATCH);
-        let offsets = properties.get_str(names::INNER_MULTI_QUEUE_OFFSET);
-        if let (Some(queues), Some(offsets)) = (queues, offsets) {
-            for (queue, at) in queues.split(',').zip(offsets.split(',')) {
-                if let Ok(at) = at.parse()
-                    && queue.starts_with(LIGHT_QUEUE_PREFIX)
-                {
-                    self.placed((queue, 0, at), (record, offset), findings, tally)?;
-                }
+        let may_be_copied = !light::enters_light_queues(record.topic());
+        for (queue, at) in light::places(record.properties()) {
+            // A queue may be named twice.
+            if self.was_seen(queue, offset) {
+                continue;
             }
+            if may_be_copied && !self.has_entry(queue, at, offset)? {
+                continue;
+            }
+            let place = (queue, light::QUEUE_ID, at);
+            self.placed(place, (record, offset), findings, tally)?;
         }
         Ok(())
+    }
+
+    /// Whether the record at `offset` was the last one of a light queue that came by.
+    fn was_seen(&self, topic: &str, offset: u64) -> bool {
+        let queues = self.queues.get(topic);
+        let queue = queues.and_then(|ids| ids.get(&light::QUEUE_ID));
+        queue
+            .and_then(|queue| queue.last)
+            .is_some_and(|(_, last)| last == offset)
+    }
+
+    /// Whether the entry at `at` of a light queue is that of the record at `offset`.
+    fn has_entry(&mut self, topic: &str, at: i64, offset: u64) -> Result<bool, InspectError> {
+        let live = self.view.is_live();
+        let queues = self.queues.get_mut(topic);
+        let queue = queues.and_then(|ids| ids.get_mut(&light::QUEUE_ID));
+        let (Some(queue), Ok(at)) = (queue, u64::try_from(at)) else {
+            return Ok(false);
+        };
+        let entry = queue.entry(at, offset, live)?;
+        Ok(entry.is_some_and(|entry| entry.physical_offset == offset))
     }
 
     fn placed(
@@ -533,12 +552,9 @@ pub fn is_of(record: &Record<'_>, topic: &str, queue_id: i32, at: u64) -> bool {
     let own = record.topic() == topic
         && record.queue_id() == queue_id
         && u64::try_from(record.queue_offset()) == Ok(at);
-    let properties = record.properties();
-    let lists = [names::INNER_MULTI_DISPATCH, names::INNER_MULTI_QUEUE_OFFSET]
-        .map(|name| properties.get_str(name).unwrap_or_default());
-    let mut places = lists[0].split(',').zip(lists[1].split(','));
-    let light = topic.starts_with(LIGHT_QUEUE_PREFIX)
-        && queue_id == 0
-        && places.any(|(queue, offset)| queue == topic && offset.parse() == Ok(at));
-    own || light
+    let entered = || {
+        let mut places = light::places(record.properties());
+        places.any(|(queue, offset)| queue == topic && u64::try_from(offset) == Ok(at))
+    };
+    own || queue_id == light::QUEUE_ID && light::is_light(topic) && entered()
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{Queue, QueueTable};
+use crate::format::light;
 
 impl Queue {
     /// Addresses of what leads to the place of the next entry, and that of the place.
@@ -56,6 +57,11 @@ impl RememberedQueues {
             *remembered = None;
         }
         remembered.as_ref()
+    }
+
+    /// The light queue of that name, if there is one.
+    pub fn light(&self, name: &str) -> Option<Arc<Queue>> {
+        self.table.get(name, light::QUEUE_ID)
     }
 
     /// Nobody asks for a removed queue again, and its mappings go with the last who knows it.

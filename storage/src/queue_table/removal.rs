@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::{Queue, QueueTable};
 use crate::consume_queue::ConsumeQueueError;
+use crate::format::light;
 use crate::medium;
 
 /// The topics whose files are being removed.
@@ -97,6 +98,9 @@ impl QueueTable {
             for queue in queues.iter() {
                 queue.removed.store(true, Ordering::Release);
                 slots.remove(&queue.slot);
+            }
+            if light::is_light(&topic) {
+                self.light.fetch_sub(queues.len(), Ordering::Relaxed);
             }
             self.removals.fetch_add(1, Ordering::Release);
             let removal = Arc::new(Removal::default());

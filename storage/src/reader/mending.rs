@@ -261,7 +261,11 @@ impl Walk<'_> {
             }
             for_each_entry(&scanned.record, scanned.offset, delays, &mut |placed| {
                 let here = placed.queue_id == queue.queue_id && placed.topic == &*queue.topic;
-                if !here || !(first..end).contains(&placed.queue_offset) {
+                let wanted = match placed.is_copied {
+                    true => lost.containing(placed.queue_offset).is_some(),
+                    false => (first..end).contains(&placed.queue_offset),
+                };
+                if !here || !wanted {
                     return Ok(());
                 }
                 let changed = queue.replace(placed.queue_offset, placed.entry)?;

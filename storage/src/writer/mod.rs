@@ -27,12 +27,15 @@ use crate::tail::TailWriter;
 use crate::watermarks::Watermarks;
 
 pub(crate) mod lent;
+mod light;
 mod offsets;
 mod staging;
 mod submission;
 #[cfg(test)]
 mod tests;
 pub(crate) mod thread;
+
+use light::LightOffsets;
 
 /// Bytes at which a batch is closed.
 pub(crate) const BATCH_BYTES: u64 = 256 * 1024;
@@ -203,6 +206,7 @@ pub(crate) struct Writer<D: Disk, F, Q> {
     ports: Vec<PortEnd>,
     next_port: usize,
     unanswered: Unanswered,
+    light: LightOffsets,
     tail: TailWriter,
     marks: Arc<Watermarks>,
     status: Arc<LogStatus>,
@@ -255,6 +259,7 @@ where
             next_port: 0,
             unanswered: Unanswered::new(parts.ports.len(), parts.unanswered_capacity),
             ports: parts.ports,
+            light: LightOffsets::default(),
             submitted: end,
             tail: parts.tail,
             marks: parts.marks,

@@ -140,6 +140,10 @@ where
         let Some(queue_offset) = self.queues.next(entry.slot) else {
             return self.refuse(port, entry, AppendFailure::QueueGone);
         };
+        if let Err(why) = self.look_up_light(port, &entry) {
+            return self.refuse(port, entry, why);
+        }
+        let len = len + self.light.added();
         let no_file = self
             .attached
             .back()
@@ -156,7 +160,15 @@ where
             queue_offset: if entry.assign_offset { queue_offset } else { 0 },
             store_timestamp: self.last_store_timestamp,
         };
-        let end = stage(&mut self.tail, &mut self.ports[port], &entry, place);
+        let port_end = &mut self.ports[port];
+        let end = stage(
+            &mut self.tail,
+            port_end,
+            &entry,
+            place,
+            self.light.addition(),
+        );
+        self.take_light(&entry);
         if entry.assign_offset {
             self.queues.advance(entry.slot, queue_offset, entry.records);
         }

@@ -12,6 +12,7 @@ mod inspecting;
 mod kill;
 mod killed;
 mod lent;
+mod light;
 mod removed;
 mod retention;
 mod running;

@@ -128,10 +128,11 @@ class ConversationsTest {
     @BeforeAll
     static void start() throws Exception {
         work = Files.createTempDirectory("conversations");
-        String[] more = {"enablePropertyFilter=true", "maxMessageSize=65536"};
+        String[] more = {"enablePropertyFilter=true", "maxMessageSize=65536", "enableLmq=true",
+            "enableMultiDispatch=true"};
         ours = new Side(Saturn.start(Files.createDirectories(work.resolve("ours")).resolve("store"),
             more));
-        String[] timers = {more[0], more[1], "timerWheelEnable=true"};
+        String[] timers = {more[0], more[1], more[2], more[3], "timerWheelEnable=true"};
         theirs = new Side(Apache.start(
             Files.createDirectories(work.resolve("theirs")).resolve("store"),
             Apache.RELEASE.startsWith("4.") ? more : timers));
@@ -147,7 +148,7 @@ class ConversationsTest {
     @Execution(ExecutionMode.SAME_THREAD)
     @ParameterizedTest
     @ValueSource(strings = {"sending", "batches", "pulling", "retries", "offsets", "clients",
-        "transactions", "administration", "names", "timers"})
+        "transactions", "administration", "names", "timers", "light"})
     void theAnswersAreThoseOfApache(String name) throws Exception {
         List<String> wrong = new ArrayList<>();
         for (Script.Step step : Script.read(name + ".txt")) {
