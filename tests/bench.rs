@@ -51,12 +51,16 @@ fn report(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("a JSON report")
 }
 
-/// The report of a run without faults.
+/// The report of a run without faults. Whether this machine is fast enough for its rate is not
+/// what tests are about.
 fn good(output: &Output) -> Value {
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{said}");
     let report = report(output);
-    assert_eq!(report["faults"], serde_json::json!({}));
+    assert_eq!(report["faults"], serde_json::json!({}), "{said}");
+    let failed = report["rate_kept"] == false;
+    assert_eq!(output.status.success(), !failed, "{said}");
+    assert_eq!(report["failed"], failed, "{said}");
     report
 }
 
@@ -141,7 +145,8 @@ fn a_reader_that_goes_away_is_no_panic() {
     let running = Running::start(dir.path(), &[]);
     let name_server = running.address("name server").to_string();
     let arguments = ["produce", "--name-server", &name_server, "--seconds", "1"];
-    let mut child = command(&[&arguments[..], &["--warm-up", "0"]].concat())
+    let more = ["--warm-up", "0", "--closed"];
+    let mut child = command(&[&arguments[..], &more].concat())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -57,6 +57,12 @@ pub fn run(
     };
     let before = alone.latency_us;
     let now = report.latency_us;
+    if report.messages == 0 {
+        let text = "no message was due while the backlog was read: it was too small for this rate";
+        report.warnings.push(text.to_owned());
+        report.add_pace(&alone);
+        return Ok(report);
+    }
     for (name, index) in [("p50", 0), ("p99", 2), ("p99.9", 3), ("max", 5)] {
         let ratio = now[index] as f64 / before[index].max(1) as f64;
         report
@@ -71,6 +77,7 @@ pub fn run(
         .details
         .push(("rate, times that alone".to_owned(), ratio));
     report.faults.add(&alone.faults);
+    report.add_pace(&alone);
     Ok(report)
 }
 
@@ -98,25 +105,28 @@ fn beside(plan: &Plan, readers: usize, pull: i32) -> Result<Report, BenchError> 
         monitor.watch(|| are_done(&readers))?;
         let cut_by_user = monitor.is_interrupted();
         run.cut();
+        monitor.close();
         monitor.await_rest(|| are_done(&producers) && are_done(&readers))?;
         let (mut total, mut faults) = (Measured::new()?, Faults::default());
         let (mut busiest, mut last) = (0.0_f64, run.begin);
+        let mut seen = drain::Seen::default();
         for reader in readers {
             let tally = reader
                 .join()
                 .map_err(|_| BenchError::System("a reader thread panicked".to_owned()))??;
             total.add(&tally.total)?;
             faults.add(&tally.faults);
+            seen.add(&tally, &mut faults);
             busiest = busiest.max(tally.busy);
             last = last.max(tally.last);
         }
         let sent = Tallies::join(producers, run)?;
-        let seen = monitor.finish(run.end())?;
+        let observed = monitor.finish(run.end())?;
         let seconds = last
-            .saturating_duration_since(run.begin)
+            .saturating_duration_since(run.counted_from)
             .as_secs_f64()
             .max(1e-9);
-        let mut report = Report::new("catch-up", plan, &seen, &sent.total);
+        let mut report = Report::new("catch-up", plan, &observed, &sent.total);
         report.details = vec![
             ("read in all".to_owned(), total.messages as f64),
             (
@@ -132,6 +142,7 @@ fn beside(plan: &Plan, readers: usize, pull: i32) -> Result<Report, BenchError> 
         report.faults = sent.faults.clone();
         report.faults.add(&faults);
         report.judge_client(busiest.max(sent.busiest));
+        report.judge_pace(run, 1.0, sent.last);
         if let Some(before) = before {
             before.check(run.id, &sent, &mut monitor, &mut report)?;
         }

@@ -215,23 +215,40 @@ pub fn read(path: &Path) -> Result<Runs, BenchError> {
 
 /// Compares the runs of each file with those of the base: the n-th with the n-th, since machines
 /// drift. The details of the last file's load come behind the numbers that all loads have.
-pub fn rows(files: &[Runs], base: Base, wanted: &[Wanted]) -> Vec<Row> {
+///
+/// # Errors
+/// [`BenchError::System`] when something is wanted of a number that no report has.
+pub fn rows(files: &[Runs], base: Base, wanted: &[Wanted]) -> Result<Vec<Row>, BenchError> {
     let mut rows = Vec::new();
+    let last = files.last().and_then(|runs| runs.reports.first());
+    let details: Vec<_> = last.iter().flat_map(|report| &report.details).collect();
+    for wanted in wanted {
+        let known = METRICS.iter().map(|(name, ..)| *name);
+        let known: Vec<_> = known
+            .chain(details.iter().map(|(name, _)| &**name))
+            .collect();
+        if !known.contains(&&*wanted.name) {
+            return Err(BenchError::System(format!(
+                "--target {}: no such number in the last file; there are {}",
+                wanted.name,
+                known.join(", ")
+            )));
+        }
+    }
     for (name, more_is_better, get) in METRICS {
         rows.extend(row(name, more_is_better, &get, files, base, wanted));
     }
-    let last = files.last().and_then(|runs| runs.reports.first());
-    for (name, _) in last.iter().flat_map(|report| &report.details) {
+    for (name, _) in details {
         let get = |report: &Report| {
             let mut details = report.details.iter();
             details.find(|(known, _)| known == name).map(|(_, n)| *n)
         };
         rows.extend(row(name, false, &get, files, base, wanted));
     }
-    rows
+    Ok(rows)
 }
 
-/// One row, unless no report has that number.
+/// One row, unless no report has that number and nothing is wanted of it.
 fn row(
     name: &str,
     more_is_better: bool,
@@ -244,7 +261,11 @@ fn row(
     let numbers: Vec<_> = files.iter().map(numbers).collect();
     let spread = |of: &Vec<Option<f64>>| Spread::of(of.iter().flatten().copied().collect());
     let values: Vec<_> = numbers.iter().map(spread).collect();
-    if values.iter().all(Option::is_none) {
+    let mut mine = wanted
+        .iter()
+        .filter(|wanted| wanted.name == name)
+        .peekable();
+    if values.iter().all(Option::is_none) && mine.peek().is_none() {
         return None;
     }
     let (bases, judged) = match base {
@@ -266,7 +287,6 @@ fn row(
     };
     let ratios: Vec<_> = judged.iter().map(ratio).collect();
     let (value, ratio) = (*values.last()?, ratios.last().copied().flatten());
-    let mine = wanted.iter().filter(|wanted| wanted.name == name);
     Some(Row {
         name: name.to_owned(),
         targets: mine.map(|wanted| wanted.judge(value, ratio)).collect(),
@@ -360,6 +380,13 @@ pub fn doubts(files: &[Runs]) -> Vec<String> {
         if runs.reports.len() != files[0].reports.len() {
             doubts.push(format!("{} has another number of runs", runs.name));
         }
+        if runs
+            .reports
+            .iter()
+            .any(|report| report.rate_kept == Some(false))
+        {
+            doubts.push(format!("{} did not keep the rate of each run", runs.name));
+        }
         for report in &runs.reports {
             if (&report.load, &report.options) != (&first.load, &first.options) {
                 let (name, options) = (&runs.name, &report.options);
@@ -422,7 +449,7 @@ mod tests {
             runs("a", &[100.0, 50.0, 90.0]),
             runs("b", &[400.0, 200.0, 450.0]),
         ];
-        let rows = rows(&files, Base::First, &[]);
+        let rows = rows(&files, Base::First, &[]).unwrap();
         assert_eq!(rows.len(), 1, "what no report has is left out");
         let ratio = rows[0].ratios[0].unwrap();
         assert_eq!((ratio.median, ratio.least, ratio.greatest), (4.0, 4.0, 5.0));
@@ -447,7 +474,7 @@ mod tests {
         ];
         let wanted = ["messages/s>=10x", "messages/s<=5", "p50 us<=1x"];
         let wanted = wanted.map(|text| text.parse().unwrap());
-        let rows = rows(&files, Base::Best, &wanted);
+        let rows = rows(&files, Base::Best, &wanted).unwrap();
         assert_eq!(rows[0].ratios.len(), 1);
         assert_eq!(rows[0].ratios[0].unwrap().median, 10.0);
         let met: Vec<_> = rows[0].targets.iter().map(|(_, met)| *met).collect();
@@ -460,6 +487,31 @@ mod tests {
         for wrong in ["messages/s", "a=5", "a>=b", "a>=1<=2"] {
             assert!(wrong.parse::<Wanted>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_target_for_a_number_that_no_report_has_is_refused_and_named() {
+        let mut ours = runs("ours", &[1000.0]);
+        let detail = ("10 topics, times one".to_owned(), 0.9);
+        ours.reports[0].details.push(detail);
+        let files = [runs("a", &[100.0]), ours];
+        let judged = |text: &str| rows(&files, Base::Best, &[text.parse().unwrap()]);
+        for wrong in [
+            "message/s>=1",
+            "drain:messages/s>=1",
+            "100 topics, times one>=1",
+        ] {
+            let said = judged(wrong).unwrap_err().to_string();
+            let (name, _) = wrong.split_once('>').unwrap();
+            assert!(said.contains(name) && said.contains("p99.9 us"), "{said}");
+        }
+        let rows = judged("10 topics, times one>=0.9").unwrap();
+        assert_eq!(rows[1].targets, [(">= 0.9".to_owned(), Some(true))]);
+        // A number that exists and was not measured is told, not left out.
+        let rows = judged("log written per byte<=2").unwrap();
+        assert_eq!(rows[1].targets, [("<= 2".to_owned(), None)]);
+        let text = text(&table(&files, &rows, Base::Best));
+        assert!(text.contains("<= 2 not measured"), "{text}");
     }
 
     #[test]

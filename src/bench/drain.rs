@@ -1,5 +1,6 @@
 //! Draining a backlog: what topics hold, read as fast as the broker gives it.
 
+use std::collections::HashMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -7,10 +8,11 @@ use saturnmq_net::codes::request;
 
 use super::faults::Faults;
 use super::monitor::Monitor;
+use super::payload::{Arrivals, Content, Stamp};
 use super::plan::{Plan, Run};
 use super::produce::are_done;
 use super::puller::{GROUP, Puller, Queue, ends_of};
-use super::recorder::{Measured, Recorder, Series};
+use super::recorder::{Counted, Measured, Recorder, Series};
 use super::report::Report;
 use super::route::{self, Route};
 use super::{BenchError, counted, process};
@@ -22,12 +24,42 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct Tally {
     /// What was read.
     pub total: Measured,
+    /// Which messages of the load generator those are.
+    seen: Seen,
     /// What was wrong.
     pub faults: Faults,
     /// When it was done.
     pub last: Instant,
     /// Share of the time that its thread worked, from 0 to 1.
     pub busy: f64,
+}
+
+/// Messages of any runs.
+#[derive(Default)]
+pub struct Seen {
+    runs: HashMap<u64, Arrivals>,
+    /// The run that the last message was of, and what was seen of it.
+    present: (u64, Arrivals),
+}
+
+impl Seen {
+    /// Notes one; false when it was there.
+    fn note(&mut self, stamp: &Stamp) -> bool {
+        if stamp.run != self.present.0 {
+            let next = self.runs.remove(&stamp.run).unwrap_or_default();
+            let (run, seen) = std::mem::replace(&mut self.present, (stamp.run, next));
+            self.runs.insert(run, seen);
+        }
+        self.present.1.note(stamp.producer, stamp.sequence)
+    }
+
+    /// Adds what a reader saw; what others saw as well is there twice.
+    pub fn add(&mut self, reader: &Tally, faults: &mut Faults) {
+        let Seen { runs, present } = &reader.seen;
+        for (run, seen) in runs.iter().chain([(&present.0, &present.1)]) {
+            self.runs.entry(*run).or_default().add(seen, faults);
+        }
+    }
 }
 
 /// All queues of the topics from their first to their present last message, dealt to readers in
@@ -81,17 +113,19 @@ pub fn run(plan: &Plan, pull: i32) -> Result<Report, BenchError> {
         monitor.await_rest(|| are_done(&readers))?;
         let mut total = Measured::new()?;
         let (mut faults, mut last, mut busiest) = (Faults::default(), run.begin, 0.0_f64);
+        let mut seen = Seen::default();
         for reader in readers {
             let tally = reader
                 .join()
                 .map_err(|_| BenchError::System("a reader thread panicked".to_owned()))??;
             total.add(&tally.total)?;
             faults.add(&tally.faults);
+            seen.add(&tally, &mut faults);
             last = last.max(tally.last);
             busiest = busiest.max(tally.busy);
         }
-        let seen = monitor.finish(last)?;
-        let mut report = Report::new("drain", plan, &seen, &total);
+        let observed = monitor.finish(last)?;
+        let mut report = Report::new("drain", plan, &observed, &total);
         let connections = counted(plan.connections as u64, "connection");
         let pull = counted(pull.unsigned_abs().into(), "message");
         report.options = format!("{connections}, {pull} a pull");
@@ -104,7 +138,7 @@ pub fn run(plan: &Plan, pull: i32) -> Result<Report, BenchError> {
             report.faults.count_many(kind, unread);
         }
         report.checked = format!(
-            "{} of {wanted} messages: whole, and each queue's offsets without a gap",
+            "{} of {wanted} messages: whole, once, and each queue's offsets without a gap",
             total.messages
         );
         report.judge_client(busiest);
@@ -133,16 +167,19 @@ pub fn read(
     }
     let mut puller = Puller::new(connected?, GROUP, queues, pull, Duration::ZERO);
     let mut recorder = recorder?;
-    thread::sleep(run.begin.saturating_duration_since(Instant::now()));
+    // A run that only reads has no warm-up.
+    thread::sleep(run.counted_from.saturating_duration_since(Instant::now()));
     let cpu = process::own_thread_us();
     let begun = Instant::now();
-    if let Err(error) = read_all(run, &mut puller, &mut recorder) {
+    let mut seen = Seen::default();
+    if let Err(error) = read_all(run, &mut puller, &mut recorder, &mut seen) {
         puller.faults.count(&error.to_string());
         run.cut();
     }
     let used = process::own_thread_us().unwrap_or(0) - cpu.unwrap_or(0);
     Ok(Tally {
         total: recorder.finish(),
+        seen,
         faults: puller.faults,
         last: Instant::now(),
         busy: used as f64 / 1e6 / begun.elapsed().as_secs_f64().max(1e-9),
@@ -153,6 +190,7 @@ fn read_all(
     run: &Run<'_>,
     puller: &mut Puller,
     recorder: &mut Recorder<'_>,
+    seen: &mut Seen,
 ) -> Result<(), BenchError> {
     let timeout = run.plan.timeout;
     let mut heard = Instant::now();
@@ -162,7 +200,10 @@ fn read_all(
         // The end of the run may come nearer meanwhile.
         let deadline = recorder.boundary().min(heard + timeout);
         let deadline = deadline.min(Instant::now() + LOOK);
-        let asked = puller.answer(deadline, |record, _, _| {
+        let asked = puller.answer(deadline, |record, content, faults| {
+            if matches!(content, Content::Whole(stamp) if !seen.note(&stamp)) {
+                faults.count("message received twice");
+            }
             messages += 1;
             bytes += u64::from(record.size());
         })?;
@@ -177,7 +218,11 @@ fn read_all(
             recorder.pass(now);
             continue;
         };
-        recorder.messages(now, messages, bytes, true);
+        let counted = Counted {
+            due: true,
+            came: run.counts(now),
+        };
+        recorder.messages(now, messages, bytes, counted);
         recorder.latency(now, now.saturating_duration_since(asked), 1, true);
     }
     Ok(())

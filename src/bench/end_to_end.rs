@@ -15,7 +15,7 @@ use super::payload::{Arrivals, Content};
 use super::plan::{Plan, Run};
 use super::produce::{self, Tallies, are_done};
 use super::puller::{GROUP, Puller, Queue, ends_of};
-use super::read_back;
+use super::read_back::{self, SETTLED};
 use super::recorder::{Measured, Recorder};
 use super::report::Report;
 use super::route::{self, Route};
@@ -65,6 +65,8 @@ struct Tally {
     places: u64,
     faults: Faults,
     busy: f64,
+    /// When a message last came.
+    last: Instant,
     /// Whether it could not look any more before the end.
     failed: bool,
 }
@@ -87,7 +89,8 @@ pub fn run(load: &str, plan: &Plan, readers: &Readers) -> Result<Report, BenchEr
     let address = route::one_broker(&routes)?;
     let ends = ends(plan, &routes)?;
     let all = readers.groups * readers.consumers;
-    let run = Run::soon(plan, all, plan.connections);
+    let mut run = Run::soon(plan, all, plan.connections);
+    run.lag = readers.delay;
     let shared = Shared {
         run: &run,
         readers,
@@ -116,40 +119,44 @@ pub fn run(load: &str, plan: &Plan, readers: &Readers) -> Result<Report, BenchEr
         drop(stop);
         let mut faults = Faults::default();
         let sent_ok = sent.as_ref().ok();
-        let (total, busiest) = join(consumers, shared, sent_ok, &mut faults)?;
+        let (total, busiest, last) = join(consumers, shared, sent_ok, &mut faults)?;
         let sent = sent?;
-        let seen = monitor.finish(sent.last)?;
+        let seen = monitor.finish(last)?;
         let mut report = Report::new(load, plan, &seen, &total);
-        report.latency_of = match plan.shape.kind {
-            Kind::Plain => "intended send to receipt".to_owned(),
-            Kind::Transaction { .. } => "intended send to receipt after the commit".to_owned(),
-            Kind::Delay { .. } => format!("lateness after {:?} of delay", readers.delay),
-        };
-        report.options.push_str(&format!(
-            ", {} of {}",
-            counted(readers.groups as u64, "group"),
-            counted(readers.consumers as u64, "consumer")
-        ));
-        let [p50, _, p99, ..] = sent.total.latencies.percentiles();
-        report.details = vec![
-            (
-                "sends per second".to_owned(),
-                sent.total.messages as f64 / seen.seconds,
-            ),
-            ("send p50 us".to_owned(), p50 as f64),
-            ("send p99 us".to_owned(), p99 as f64),
-        ];
-        report.refused = sent.total.errors;
-        report.checked = format!(
-            "{} acknowledged messages: that each group gets each of them, whole and once",
-            sent.expected
-        );
+        describe(&mut report, plan, readers, &sent);
         report.faults = sent.faults;
         report.faults.add(&faults);
         report.judge_client(busiest.max(sent.busiest));
-        report.judge_pace(plan.pace, &run, sent.last);
+        let share = readers.groups as f64 * plan.shape.kind.share_that_arrives();
+        report.judge_pace(&run, share, last);
         Ok(report)
     })
+}
+
+/// What the report says beside the numbers that all loads have.
+fn describe(report: &mut Report, plan: &Plan, readers: &Readers, sent: &Tallies) {
+    report.latency_of = match plan.shape.kind {
+        Kind::Plain => "intended send to receipt".to_owned(),
+        Kind::Transaction { .. } => "intended send to receipt after the commit".to_owned(),
+        Kind::Delay { .. } => format!("lateness after {:?} of delay", readers.delay),
+    };
+    report.options.push_str(&format!(
+        ", {} of {}",
+        counted(readers.groups as u64, "group"),
+        counted(readers.consumers as u64, "consumer")
+    ));
+    let [p50, _, p99, ..] = sent.total.latencies.percentiles();
+    let per_second = sent.total.came as f64 / report.seconds;
+    report.details = vec![
+        ("sends per second".to_owned(), per_second),
+        ("send p50 us".to_owned(), p50 as f64),
+        ("send p99 us".to_owned(), p99 as f64),
+    ];
+    report.refused = sent.total.errors;
+    report.checked = format!(
+        "{} acknowledged messages: that each group gets each of them, whole and once",
+        sent.expected
+    );
 }
 
 /// Every queue of the topics, from its end on.
@@ -161,7 +168,8 @@ fn ends(plan: &Plan, routes: &[Route]) -> Result<Vec<Queue>, BenchError> {
     Ok(queues.into_iter().zip(ends).map(from).collect())
 }
 
-/// Waits until as many messages arrived as were accepted, or nobody waits for them any more.
+/// Waits until as many messages arrived as were accepted, or nobody waits for them any more, and
+/// then for what should not come.
 fn await_last(
     monitor: &mut Monitor<'_>,
     shared: &Shared<'_>,
@@ -170,22 +178,28 @@ fn await_last(
 ) -> Result<(), BenchError> {
     let limit = Instant::now() + shared.run.plan.timeout + shared.readers.delay;
     let wanted = expected * shared.readers.groups as u64;
-    monitor.await_rest(|| {
+    let is_over = || {
         let received = shared.received.iter().map(|n| n.load(Ordering::Acquire));
         received.sum::<u64>() >= wanted || Instant::now() >= limit || nobody()
-    })
+    };
+    monitor.watch(is_over)?;
+    monitor.await_rest(is_over)?;
+    monitor.close();
+    let settled = Instant::now() + SETTLED;
+    monitor.await_rest(|| Instant::now() >= settled || nobody())
 }
 
-/// What all consumers measured, and the largest share of the time that one of them worked; what
-/// each group lacks or has twice is a fault.
+/// What all consumers measured, the largest share of the time that one of them worked, and when
+/// the last message came; what each group lacks or has twice is a fault.
 fn join(
     consumers: Vec<ScopedJoinHandle<'_, Result<Tally, BenchError>>>,
     shared: &Shared<'_>,
     sent: Option<&Tallies>,
     faults: &mut Faults,
-) -> Result<(Measured, f64), BenchError> {
+) -> Result<(Measured, f64, Instant), BenchError> {
     let readers = shared.readers;
     let (mut total, mut busiest) = (Measured::new()?, 0.0_f64);
+    let mut last = shared.run.counted_from;
     let mut groups = vec![Group::default(); readers.groups];
     for (number, consumer) in consumers.into_iter().enumerate() {
         let tally = consumer
@@ -198,6 +212,7 @@ fn join(
         group.places = group.places.wrapping_add(tally.places);
         group.failed |= tally.failed;
         busiest = busiest.max(tally.busy);
+        last = last.max(tally.last);
     }
     let plain = shared.run.plan.shape.kind == Kind::Plain;
     if let Some(sent) = sent {
@@ -205,7 +220,7 @@ fn join(
             judge(group, sent, plain, faults);
         }
     }
-    Ok((total, busiest))
+    Ok((total, busiest, last))
 }
 
 /// What a group lacks of what was acknowledged, and whether it got the `plain` messages where
@@ -249,6 +264,7 @@ fn consume(
         arrivals: Arrivals::default(),
         places: 0,
         received: 0,
+        last: run.begin,
     };
     let mut failed = false;
     let cpu = process::own_thread_us();
@@ -269,6 +285,7 @@ fn consume(
         places: reader.places,
         faults: puller.faults,
         failed,
+        last: reader.last,
         busy: used as f64 / 1e6 / begun.elapsed().as_secs_f64().max(1e-9),
     })
 }
@@ -280,6 +297,7 @@ struct Reader<'a> {
     arrivals: Arrivals,
     places: u64,
     received: u64,
+    last: Instant,
 }
 
 impl Reader<'_> {
@@ -326,15 +344,16 @@ impl Reader<'_> {
         self.places = self.places.wrapping_add(mark);
         self.received += 1;
         let now = Instant::now();
+        self.last = now;
         let intended = run.clock.at(stamp.intended_ns);
         let due = intended + self.shared.readers.delay;
         if now + EARLY < due {
             faults.count("message delivered before its time");
         }
-        let counted = run.counts(intended);
+        let counted = run.counted(intended, now, run.lag);
         let latency = now.saturating_duration_since(due);
         let bytes = record.body().len() as u64;
         self.recorder.messages(now, 1, bytes, counted);
-        self.recorder.latency(now, latency, 1, counted);
+        self.recorder.latency(now, latency, 1, counted.due);
     }
 }

@@ -38,7 +38,8 @@ pub fn find(
 ) -> Result<Report, BenchError> {
     let bound_us = u64::try_from(bound.as_micros()).unwrap_or(u64::MAX);
     let mut steps = Vec::new();
-    let mut best: Option<Report> = None;
+    let mut reports = Vec::new();
+    let (mut failed, mut interrupted) = (None, false);
     let mut faults = Faults::default();
     let mut next = Some(first);
     while let Some(rate) = next {
@@ -47,48 +48,54 @@ pub fn find(
         let report = match load(&plan) {
             Ok(report) => report,
             Err(error) => {
-                cut_short(best.as_mut(), error)?;
+                failed = Some(error);
                 break;
             }
         };
         let p99_us = report.latency_us[2];
-        let held = report.faults.total() == 0 && report.messages > 0 && p99_us <= bound_us;
+        let held = report.verdict().is_ok() && report.messages > 0 && p99_us <= bound_us;
         if plan.watch.progress {
             let verdict = if held { "holds" } else { "does not hold" };
             tell(&format!("{rate:.0}/s {verdict}: p99 {}", shown_us(p99_us)));
         }
         steps.push(Step { rate, p99_us, held });
-        let interrupted = report.interrupted || interrupt::is_waiting();
+        interrupted = report.interrupted || interrupt::is_waiting();
         faults = report.faults.clone();
-        if held {
-            best = Some(report);
-        }
-        if let Some(best) = best.as_mut() {
-            best.interrupted |= interrupted;
-        }
+        reports.push(report);
         next = if interrupted { None } else { following(&steps) };
     }
-    let mut report = best.ok_or_else(|| none_held(bound, &steps, &faults))?;
+    let Some(highest) = highest_held(&steps) else {
+        return Err(failed.unwrap_or_else(|| none_held(bound, &steps, &faults)));
+    };
+    let mut report = reports.swap_remove(highest);
+    report.interrupted |= interrupted;
+    if let Some(error) = failed {
+        cut_short(&mut report, error);
+    }
     let step = |step: &Step| (format!("p99 us at {:.0}/s", step.rate), step.p99_us as f64);
     report.details.splice(0..0, steps.iter().map(step));
-    let highest = steps.iter().filter(|step| step.held).map(|step| step.rate);
-    let highest = highest.fold(0.0, f64::max);
-    report
-        .details
-        .insert(0, (format!("held p99 {bound:?} at /s"), highest));
+    let highest = steps[highest].rate;
+    let held = (format!("held p99 {bound:?} at /s"), highest);
+    report.details.insert(0, held);
     Ok(report)
 }
 
 /// A step could not begin: the best one before is what there is.
-fn cut_short(best: Option<&mut Report>, why: BenchError) -> Result<(), BenchError> {
-    let Some(best) = best else {
-        return Err(why);
-    };
+fn cut_short(best: &mut Report, why: BenchError) {
     match why {
         BenchError::Interrupted => best.interrupted = true,
         why => best.faults.count(&why.to_string()),
     }
-    Ok(())
+}
+
+/// Which step was of the highest rate that held below all that broke: what held above was luck.
+fn highest_held(steps: &[Step]) -> Option<usize> {
+    let broke = steps.iter().filter(|step| !step.held).map(|step| step.rate);
+    let broke = broke.fold(f64::INFINITY, f64::min);
+    let held = |(_, step): &(usize, &Step)| step.held && step.rate < broke;
+    let steps = steps.iter().enumerate().filter(held);
+    let highest = steps.max_by(|(_, a), (_, b)| a.rate.total_cmp(&b.rate));
+    highest.map(|(index, _)| index)
 }
 
 fn none_held(bound: Duration, steps: &[Step], faults: &Faults) -> BenchError {
@@ -106,8 +113,7 @@ fn none_held(bound: Duration, steps: &[Step], faults: &Faults) -> BenchError {
 fn following(steps: &[Step]) -> Option<f64> {
     let rates = |held: bool| steps.iter().filter(move |s| s.held == held).map(|s| s.rate);
     let broke = rates(false).fold(f64::INFINITY, f64::min);
-    // What held above a rate that broke was luck.
-    let held = rates(true).filter(|rate| *rate < broke).fold(0.0, f64::max);
+    let held = highest_held(steps).map_or(0.0, |index| steps[index].rate);
     let next = if broke == f64::INFINITY {
         held * 2.0
     } else if held == 0.0 {
@@ -150,6 +156,23 @@ mod tests {
             );
             assert!(steps.len() < 20, "{} steps", steps.len());
         }
+    }
+
+    #[test]
+    fn what_held_above_a_rate_that_broke_was_luck() {
+        let step = |rate: f64, held| Step {
+            rate,
+            p99_us: 0,
+            held,
+        };
+        let steps = [
+            step(1000.0, true),
+            step(4000.0, true),
+            step(2000.0, false),
+            step(1500.0, true),
+        ];
+        assert_eq!(highest_held(&steps), Some(3));
+        assert_eq!(highest_held(&steps[1..3]), None);
     }
 
     #[test]

@@ -135,6 +135,14 @@ impl Kind {
             _ => false,
         }
     }
+
+    /// Which share of the messages is not rolled back.
+    pub fn share_that_arrives(self) -> f64 {
+        match self {
+            Self::Transaction { rolled_back } => 1.0 - f64::from(rolled_back) / 100.0,
+            _ => 1.0,
+        }
+    }
 }
 
 /// What messages look like.

@@ -71,7 +71,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// What it cost, for that many messages and bytes of their bodies.
+    /// What it cost, for the messages that came while that was used and the bytes of their bodies.
     pub fn cost(&self, messages: u64, bytes: u64) -> Cost {
         let each = |used: Option<u64>, of: u64| {
             used.filter(|_| of > 0).map(|used| used as f64 / of as f64)
@@ -97,7 +97,7 @@ impl Observed {
             broker_cores: cores(broker),
             broker_anonymous_bytes: after.map(|_| self.peak.anonymous),
             broker_file_bytes: after.map(|_| self.peak.file),
-            broker_peak_bytes: after.map(|usage| usage.memory.peak),
+            broker_peak_bytes: after.map(|_| self.peak.peak),
             broker_written_per_byte: each(written, bytes),
             broker_log_per_byte: each(said.map(|said| said.log), bytes),
             broker_zeros_per_byte: each(said.map(|said| said.zeros), bytes),
@@ -128,6 +128,8 @@ pub struct Monitor<'a> {
     interrupted: bool,
     before: Option<Moment>,
     after: Option<Moment>,
+    /// Whether the run lasted until its end.
+    is_whole: bool,
     peak: Memory,
 }
 
@@ -152,36 +154,44 @@ impl<'a> Monitor<'a> {
             interrupted: false,
             before: None,
             after: None,
+            is_whole: false,
             peak: Memory::default(),
         })
     }
 
-    /// Watches until the workers are done or the run's end has come.
+    /// Watches until the workers are done or the run's end has come; at once if it came before.
     ///
     /// # Errors
     /// [`BenchError::System`] when the interval log cannot be written.
     pub fn watch(&mut self, done: impl Fn() -> bool) -> Result<(), BenchError> {
         let watch = &self.run.plan.watch;
-        loop {
+        while self.after.is_none() {
             let now = Instant::now();
+            let end = self.run.end() + self.run.lag;
             if self.before.is_none() && now >= self.run.counted_from {
                 self.before = Some(Moment::now(watch));
             }
-            if self.after.is_none() && now >= self.run.end() {
+            if now >= end {
                 self.after = Some(Moment::now(watch));
-                return Ok(());
+                self.is_whole = true;
             }
-            if done() {
-                return Ok(());
+            if self.is_whole || done() {
+                break;
             }
             self.take(self.run.series.index_at(now), false)?;
-            let next = if self.before.is_none() {
-                self.run.counted_from
-            } else {
-                self.run.end()
+            let next = match self.before {
+                None => self.run.counted_from,
+                Some(_) => end,
             };
             self.wait(next.saturating_duration_since(now).min(LOOK));
         }
+        Ok(())
+    }
+
+    /// What is used from now on is not counted: all that was to be measured is done.
+    pub fn close(&mut self) {
+        let watch = &self.run.plan.watch;
+        self.after.get_or_insert_with(|| Moment::now(watch));
     }
 
     /// Goes on watching until all are done, after the end of the counted time.
@@ -201,16 +211,19 @@ impl<'a> Monitor<'a> {
         self.interrupted
     }
 
-    /// All workers are done: what was seen. The counted time ends with the run, or with the last
-    /// worker when that came first.
+    /// All workers are done: what was seen. The counted time ends with the run, or with the `last`
+    /// that came when that was before.
     ///
     /// # Errors
     /// [`BenchError::System`] when the interval log cannot be written.
     pub fn finish(&mut self, last: Instant) -> Result<Observed, BenchError> {
         let now = Moment::now(&self.run.plan.watch);
-        let end = match self.after {
-            Some(_) => self.run.end(),
-            None => last.min(self.run.end()),
+        let end = match self.is_whole {
+            true => self.run.end(),
+            false => last
+                .checked_sub(self.run.lag)
+                .unwrap_or(last)
+                .min(self.run.end()),
         };
         let after = self.after.unwrap_or(now);
         if let Some(last) = self.run.series.last() {
@@ -221,6 +234,9 @@ impl<'a> Monitor<'a> {
         }
         if let Some(log) = &mut self.log {
             log.file.flush().map_err(log_failed)?;
+        }
+        for broker in [after.broker, now.broker].into_iter().flatten() {
+            self.peak.peak = self.peak.peak.max(broker.memory.peak);
         }
         let counted = end.saturating_duration_since(self.run.counted_from);
         Ok(Observed {

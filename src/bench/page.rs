@@ -117,7 +117,7 @@ fn head(to: &mut String, title: &str, below: &str) {
 
 fn verdict(to: &mut String, name: &str, report: &Report) {
     let name = escaped(name);
-    if report.faults.total() == 0 && name.is_empty() {
+    if report.verdict().is_ok() && name.is_empty() {
         let checked = escaped(&report.checked);
         push(
             to,
@@ -145,7 +145,7 @@ fn verdict(to: &mut String, name: &str, report: &Report) {
 
 fn facts(to: &mut String, report: &Report) {
     let [p50, _, p99, p999, _, max] = report.latency_us.map(shown_us);
-    let mib = report.bytes as f64 / report.seconds.max(1e-9) / 1_048_576.0;
+    let mib = report.bytes_per_second / 1_048_576.0;
     let mut facts = vec![
         ("messages/s", grouped(report.per_second)),
         ("MiB/s", format!("{mib:.1}")),
@@ -154,6 +154,9 @@ fn facts(to: &mut String, report: &Report) {
         ("p99.9", p999),
         ("max", max),
     ];
+    if let Some(due) = report.due_per_second {
+        facts.insert(1, ("due/s", grouped(due)));
+    }
     if let Some(cpu) = report.cost.broker_cpu_us {
         facts.push(("broker CPU/message", format!("{cpu:.1} us")));
     }

@@ -10,7 +10,7 @@ use saturnmq_net::frame::Codec;
 
 use super::message::Shape;
 use super::payload::Clock;
-use super::recorder::Series;
+use super::recorder::{Counted, Series};
 use super::route::{self, Route};
 use super::{BenchError, counted, now_ms};
 
@@ -172,6 +172,8 @@ pub struct Run<'a> {
     pub begin: Instant,
     /// When counting begins.
     pub counted_from: Instant,
+    /// How long after it was sent a message is meant to come; what comes is counted so much later.
+    pub lag: Duration,
     /// When it ends, in nanoseconds of the clock. Comes nearer when the run is cut short.
     end_ns: AtomicU64,
     /// What the load is about.
@@ -195,10 +197,11 @@ impl<'a> Run<'a> {
         let counted_from = begin + plan.warm_up;
         Self {
             plan,
-            id: now_ms().unsigned_abs(),
+            id: id(),
             clock,
             begin,
             counted_from,
+            lag: Duration::ZERO,
             end_ns: AtomicU64::new(clock.ns(counted_from + plan.duration)),
             series: Series::new(begin, plan.watch.interval, workers),
             beside: Series::unseen(begin, plan.watch.interval, beside),
@@ -227,6 +230,22 @@ impl<'a> Run<'a> {
         moment >= self.counted_from && moment < self.end()
     }
 
+    /// Where a message counts that was due then and came at `now`, of those that are meant to come
+    /// `lag` after they were sent.
+    pub fn counted(&self, due: Instant, now: Instant, lag: Duration) -> Counted {
+        Counted {
+            due: self.counts(due),
+            came: now >= self.counted_from + lag && now < self.end() + lag,
+        }
+    }
+
+    /// When the last message of the counted time was due to be sent, in an open loop of that rate.
+    pub fn last_due(&self, rate: f64) -> Instant {
+        let all = |count: u64| Duration::try_from_secs_f64(count as f64 / rate);
+        let by_count = self.plan.count.and_then(|count| all(count).ok());
+        by_count.map_or(self.end(), |all| self.end().min(self.counted_from + all))
+    }
+
     /// How many counted messages one of the producers sends, if the plan says how many in all.
     pub fn share(&self, producer: usize) -> Option<u64> {
         let batch = u64::from(self.plan.shape.batch);
@@ -237,6 +256,12 @@ impl<'a> Run<'a> {
         let rest = u64::from((producer as u64) < sends % producers);
         Some((sends / producers + rest) * batch)
     }
+}
+
+/// A number that no other run has: the millisecond at which it began, and this process, since two
+/// may begin in one.
+fn id() -> u64 {
+    (now_ms().unsigned_abs() << 22) | u64::from(std::process::id() & 0x3f_ffff)
 }
 
 /// When sends are due: a fixed number of them per second, from a fixed moment on.

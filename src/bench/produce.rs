@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::thread::{self, ScopedJoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use saturnmq_net::client::Client;
 use saturnmq_net::codes::{request, response};
@@ -149,7 +149,7 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
         let mut report = Report::new("produce", plan, &seen, &all.total);
         report.faults = all.faults.clone();
         report.judge_client(all.busiest);
-        report.judge_pace(plan.pace, &run, all.last);
+        report.judge_pace(&run, 1.0, all.last);
         report.slowest_interval(plan);
         if let Some(before) = before {
             before.check(run.id, &all, &mut monitor, &mut report)?;
@@ -463,15 +463,15 @@ impl<'a> Producer<'a> {
         let messages = u64::from(shape.batch);
         let now = Instant::now();
         (self.last, self.heard) = (now, now);
-        let counted = self.run.counts(sent.since);
+        let counted = self.run.counted(sent.since, now, Duration::ZERO);
         if command.code != response::SUCCESS {
-            self.recorder.errors(now, messages, counted);
+            self.recorder.errors(now, messages, counted.due);
             self.faults.refused(command.code, command.remark);
             return Ok(true);
         }
         let latency = now.saturating_duration_since(sent.since);
         self.recorder.messages(now, messages, sent.bytes, counted);
-        self.recorder.latency(now, latency, messages, counted);
+        self.recorder.latency(now, latency, messages, counted.due);
         let rolled_back = shape.kind.rolls_back(sent.sequence);
         if !rolled_back {
             self.expected += messages;

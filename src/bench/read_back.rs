@@ -26,6 +26,9 @@ const QUEUES: usize = 64;
 const PULL: i32 = 128;
 /// How long an acknowledged message may take to show in its queue.
 const LAST_WAIT: Duration = Duration::from_secs(5);
+/// How long after the last message it is looked for what should not be there: a message that comes
+/// again.
+pub const SETTLED: Duration = Duration::from_secs(1);
 /// Queue offset that has not been asked for.
 const UNKNOWN: i64 = -1;
 /// How long a reader waits before it looks again for messages that are not there yet.
@@ -67,6 +70,8 @@ struct Shared<'a> {
     /// Messages found so far.
     found: AtomicU64,
     deadline: Instant,
+    /// Nothing comes any more from then on.
+    settled: Instant,
     stop: AtomicBool,
 }
 
@@ -132,6 +137,7 @@ impl<'a> Start<'a> {
             expected: sent.expected,
             found: AtomicU64::new(0),
             deadline: Instant::now() + self.plan.read_back,
+            settled: sent.last + SETTLED,
             stop: AtomicBool::new(false),
         };
         let mut all = Found::default();
@@ -261,7 +267,7 @@ fn read_all(
     let mut progress = (shared.found.load(Ordering::Relaxed), Instant::now());
     loop {
         // One more look when all are there: what is stored twice comes behind the first.
-        let is_last = shared.has_all();
+        let is_last = shared.has_all() && Instant::now() >= shared.settled;
         for queues in queues.chunks_mut(QUEUES) {
             if !read_to_ends(shared, &mut puller, queues, found)? {
                 found.cut = true;
@@ -276,7 +282,8 @@ fn read_all(
             found.faults.add(&puller.faults);
             return Ok(());
         }
-        if !shared.has_all() {
+        thread::sleep(LOOK_AGAIN);
+        while shared.has_all() && Instant::now() < shared.settled && !shared.is_over() {
             thread::sleep(LOOK_AGAIN);
         }
     }

@@ -76,6 +76,23 @@ impl Latencies {
     }
 }
 
+/// What of a run's result a message belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counted {
+    /// It was due in the counted time: it and its latency are counted, whenever it came.
+    pub due: bool,
+    /// It came in the counted time: throughput and costs are of it, whenever it was due.
+    pub came: bool,
+}
+
+impl Counted {
+    /// Of neither.
+    pub const NOT: Self = Self {
+        due: false,
+        came: false,
+    };
+}
+
 /// Messages, and how long they took.
 #[derive(Debug, Clone)]
 pub struct Measured {
@@ -83,6 +100,10 @@ pub struct Measured {
     pub messages: u64,
     /// Bytes of their bodies.
     pub bytes: u64,
+    /// Messages that went well and came in the counted time, whenever they were due.
+    pub came: u64,
+    /// Bytes of their bodies.
+    pub came_bytes: u64,
     /// Those that did not.
     pub errors: u64,
     /// How long they took.
@@ -98,6 +119,8 @@ impl Measured {
         Ok(Self {
             messages: 0,
             bytes: 0,
+            came: 0,
+            came_bytes: 0,
             errors: 0,
             latencies: Latencies::new()?,
         })
@@ -110,6 +133,8 @@ impl Measured {
     pub fn add(&mut self, other: &Self) -> Result<(), BenchError> {
         self.messages += other.messages;
         self.bytes += other.bytes;
+        self.came += other.came;
+        self.came_bytes += other.came_bytes;
         self.errors += other.errors;
         self.latencies.add(&other.latencies)
     }
@@ -231,14 +256,18 @@ impl<'a> Recorder<'a> {
         })
     }
 
-    /// Messages that went well at `now`; `counted` ones belong to the result.
-    pub fn messages(&mut self, now: Instant, messages: u64, bytes: u64, counted: bool) {
+    /// Messages that went well at `now`.
+    pub fn messages(&mut self, now: Instant, messages: u64, bytes: u64, counted: Counted) {
         self.pass(now);
         self.interval.messages += messages;
         self.interval.bytes += bytes;
-        if counted {
+        if counted.due {
             self.total.messages += messages;
             self.total.bytes += bytes;
+        }
+        if counted.came {
+            self.total.came += messages;
+            self.total.came_bytes += bytes;
         }
     }
 
@@ -287,6 +316,8 @@ impl<'a> Recorder<'a> {
         let empty = Measured {
             messages: 0,
             bytes: 0,
+            came: 0,
+            came_bytes: 0,
             errors: 0,
             latencies: self.interval.latencies.clone(),
         };
@@ -318,10 +349,14 @@ mod tests {
         let mut first = Recorder::new(&series, 0).unwrap();
         let mut other = Recorder::new(&series, 1).unwrap();
         let ms = Duration::from_millis;
-        first.messages(begin, 1, 100, false);
+        first.messages(begin, 1, 100, Counted::NOT);
         first.latency(begin, ms(1), 1, false);
         other.latency(begin, ms(9), 1, true);
-        other.messages(begin, 2, 10, true);
+        let late = Counted {
+            due: true,
+            came: false,
+        };
+        other.messages(begin, 2, 10, late);
         first.pass(begin + second);
         assert!(series.take(0).is_none(), "the other is still in it");
         other.pass(begin + second * 3);
@@ -332,6 +367,7 @@ mod tests {
         assert!(series.take(1).unwrap().is_none(), "nothing was in it");
         let total = other.finish();
         assert_eq!((total.messages, total.latencies.count()), (2, 1));
+        assert_eq!((total.came, total.came_bytes), (0, 0), "it came too late");
         assert!(series.take(7).unwrap().is_none());
     }
 

@@ -16,8 +16,10 @@ use super::{BenchError, shown_us};
 const BUSY_THREAD: f64 = 0.9;
 /// From this share on the machine counts as full.
 const FULL_MACHINE: f64 = 0.95;
-/// A broker whose last answer comes this long after the end may not have kept the rate.
-const TOO_LATE: Duration = Duration::from_millis(500);
+/// A rate of which a smaller share came in time was not kept.
+const KEPT: f64 = 0.95;
+/// What comes within this time after the end was held up, by a stall for example: that is no rate.
+const HELD_UP: Duration = Duration::from_millis(500);
 
 /// What broker and load generator used in the counted time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -63,16 +65,22 @@ pub struct Report {
     pub options: String,
     /// What latencies are of.
     pub latency_of: String,
-    /// Messages that went well and are counted.
+    /// Messages that went well, of those that were due in the counted time.
     pub messages: u64,
-    /// Messages that did not, in the counted time.
+    /// Messages that did not, of the same.
     pub refused: u64,
     /// Bytes of the bodies, or of the records where whole records were read.
     pub bytes: u64,
     /// Counted seconds.
     pub seconds: f64,
-    /// Messages per second.
+    /// Messages per second that came in the counted time.
     pub per_second: f64,
+    /// Bytes of their bodies, or of whole records, per second.
+    pub bytes_per_second: f64,
+    /// Messages per second that were due, in an open loop.
+    pub due_per_second: Option<f64>,
+    /// Whether as many came, but for 5 %, in an open loop.
+    pub rate_kept: Option<bool>,
     /// Latency percentiles in microseconds: 50, 90, 99, 99.9, 99.99 and the maximum.
     pub latency_us: [u64; 6],
     /// Mean latency in microseconds.
@@ -84,7 +92,7 @@ pub struct Report {
     pub faults: Faults,
     /// What of the messages was checked.
     pub checked: String,
-    /// Whether anything was wrong.
+    /// Whether anything was wrong, or the rate was not kept.
     pub failed: bool,
     /// What throws doubt on the numbers.
     pub warnings: Vec<String>,
@@ -103,7 +111,7 @@ pub struct Report {
 impl Report {
     /// The report of what was observed and measured.
     pub fn new(load: &str, plan: &Plan, seen: &Observed, total: &Measured) -> Self {
-        let cost = seen.cost(total.messages, total.bytes);
+        let cost = seen.cost(total.came, total.came_bytes);
         Self {
             load: load.to_owned(),
             options: format!("{}, {}", plan.pace_text(), plan.shape_text()),
@@ -115,7 +123,10 @@ impl Report {
             refused: total.errors,
             bytes: total.bytes,
             seconds: seen.seconds,
-            per_second: total.messages as f64 / seen.seconds,
+            per_second: total.came as f64 / seen.seconds,
+            bytes_per_second: total.came_bytes as f64 / seen.seconds,
+            due_per_second: None,
+            rate_kept: None,
             latency_us: total.latencies.percentiles(),
             mean_us: total.latencies.histogram().mean(),
             cost,
@@ -163,20 +174,47 @@ impl Report {
         }
     }
 
-    /// Warns when a broker answered more slowly than an open loop sent: what was due in the counted
-    /// time is counted whenever it was answered, and only the latencies show how late that was.
-    pub fn judge_pace(&mut self, pace: Pace, run: &Run<'_>, last: Instant) {
-        let late = last.saturating_duration_since(run.end());
-        let counted = Duration::from_secs_f64(self.seconds);
-        if !matches!(pace, Pace::Open { .. }) || late <= TOO_LATE.max(counted / 20) {
+    /// Adds to the report of an open loop what was due per second, where `share` of each message
+    /// sent is meant to come, and whether it was kept: not when less came and the `last` of it long
+    /// after the end.
+    pub fn judge_pace(&mut self, run: &Run<'_>, share: f64, last: Instant) {
+        let Pace::Open { rate } = run.plan.pace else {
             return;
+        };
+        let due = rate * share;
+        self.due_per_second = Some(due);
+        let end = run.last_due(rate) + run.lag;
+        let late = last.saturating_duration_since(end).as_secs_f64();
+        let excused = HELD_UP.as_secs_f64().max(self.seconds * (1.0 - KEPT));
+        let kept = self.per_second >= KEPT * due || late <= excused;
+        self.rate_kept = Some(kept);
+        if !kept {
+            self.warnings.push(format!(
+                "the rate was not kept: {due:.0}/s were due, {:.0}/s came in the counted time, and \
+                 the last {late:.1} s after it",
+                self.per_second
+            ));
         }
-        let answered = self.messages as f64 / (counted + late).as_secs_f64();
-        self.warnings.push(format!(
-            "the broker did not keep the rate: it answered {answered:.0}/s, and the last answer \
-             came {:.1} s after the end",
-            late.as_secs_f64()
-        ));
+    }
+
+    /// Takes over from the report of an earlier part of the load that it did not keep its rate.
+    pub fn add_pace(&mut self, part: &Self) {
+        if part.rate_kept == Some(false) {
+            self.rate_kept = Some(false);
+            self.warnings.extend(part.warnings.iter().cloned());
+        }
+    }
+
+    /// Fails when something was wrong or the rate was not kept.
+    ///
+    /// # Errors
+    /// [`BenchError::Failed`] says what.
+    pub fn verdict(&self) -> Result<(), BenchError> {
+        self.faults.verdict()?;
+        match self.rate_kept {
+            Some(false) => Err(BenchError::Failed("the rate was not kept".to_owned())),
+            _ => Ok(()),
+        }
     }
 
     /// Adds the slowest whole interval of an open loop, as a share of the rate that was asked for.
@@ -220,11 +258,13 @@ impl Report {
         if self.interrupted {
             writeln!(to, "cut short; this is the result so far")?;
         }
+        let due = self.due_per_second;
         writeln!(
             to,
-            "messages   {:>12.0}/s   {:.1} MiB/s   ({} in all, {} refused)",
+            "messages   {:>12.0}/s   {:.1} MiB/s   ({}{} in all, {} refused)",
             self.per_second,
-            self.bytes as f64 / seconds.max(1e-9) / 1_048_576.0,
+            self.bytes_per_second / 1_048_576.0,
+            due.map_or_else(String::new, |due| format!("due {due:.0}/s; ")),
             self.messages,
             self.refused
         )?;

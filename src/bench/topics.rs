@@ -23,7 +23,10 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
             ..plan.clone()
         };
         let mut report = match (produce::run(&step), so_far.take()) {
-            (Ok(report), _) => report,
+            (Ok(mut report), before) => {
+                before.iter().for_each(|before| report.add_pace(before));
+                report
+            }
             // The steps before are what there is; none of them had a fault.
             (Err(error), Some(before)) => return Ok(ended(before, details, &error)),
             (Err(error), None) => return Err(error),

@@ -6,7 +6,7 @@ use std::thread;
 
 use saturnmq_net::codes::request;
 
-use super::proxy::{Deed, proxy};
+use super::proxy::{Deed, SENDERS as CONNECTIONS, SENDS, proxy};
 use super::{command, good, report};
 use crate::serve::{Running, directory};
 
@@ -38,9 +38,10 @@ fn expect(broker: SocketAddr, load: &[&str], deed: Deed, fault: Option<&str>) {
         load[0],
         format!("{deed:?}").replace(['(', ')'], "_")
     );
-    let shape = ["--warm-up", "0", "--seconds", "1", "--rate", "300"];
+    let (rate, connections) = (SENDS.to_string(), CONNECTIONS.to_string());
+    let shape = ["--warm-up", "0", "--seconds", "1", "--rate", &rate];
     let place = ["--broker", &address, "--topic", &topic];
-    let output = command(&[load, &shape, &place, &["--connections", "2"]].concat())
+    let output = command(&[load, &shape, &place, &["--connections", &connections]].concat())
         .output()
         .expect("the binary starts");
     let Some(fault) = fault else {
@@ -96,6 +97,96 @@ fn a_broker_that_stores_a_message_twice_fails_every_load() {
     let consumers = CONSUMERS.iter().filter(|load| load[0] != "transaction");
     let list = SENDERS.iter().map(twice).chain(consumers.map(received));
     expect_all(&list.collect::<Vec<_>>());
+}
+
+#[test]
+fn the_last_message_coming_again_after_all_have_come_fails_every_load() {
+    let twice =
+        |load: &'static [&'static str]| (load, Deed::DoubleLast, Some("message stored twice"));
+    let received =
+        |load: &'static [&'static str]| (load, Deed::DoubleLast, Some("message received twice"));
+    expect_all(&[
+        twice(SENDERS[0]),
+        twice(SENDERS[2]),
+        received(CONSUMERS[0]),
+        received(CONSUMERS[1]),
+        received(CONSUMERS[3]),
+    ]);
+}
+
+#[test]
+fn a_message_that_is_in_a_topic_twice_fails_those_who_drain_it() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let broker = running.address("broker");
+    expect(
+        broker,
+        &["produce"],
+        Deed::Double,
+        Some("message stored twice"),
+    );
+    let place = ["--broker", &broker.to_string()].map(str::to_owned);
+    let place = place.each_ref().map(String::as_str);
+    // One reader has both, or two have one each.
+    for load in [
+        &["drain"][..],
+        &["drain", "--connections", "1"],
+        &["catch-up", "--seconds", "1"],
+    ] {
+        let output = command(&[load, &place, &["--topic", "produce_Double"]].concat()).output();
+        let output = output.expect("the binary starts");
+        assert_eq!(output.status.code(), Some(1), "{load:?}");
+        let faults = &report(&output)["faults"];
+        assert_eq!(faults["message received twice"], 1, "{load:?}: {faults}");
+    }
+}
+
+#[test]
+fn a_rate_that_the_broker_does_not_keep_is_not_reported_as_its_own() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let (broker, pid) = (running.address("broker"), running.pid().to_string());
+    let seen = |load: &'static [&'static str]| {
+        let address = proxy(broker, Deed::Slow).address.to_string();
+        let topic = format!("slow_{}", load[0]);
+        let (rate, connections) = (SENDS.to_string(), CONNECTIONS.to_string());
+        let shape = ["--warm-up", "0", "--seconds", "1", "--rate", &rate];
+        let place = ["--broker", &address, "--topic", &topic, "--pid", &pid];
+        let more = ["--connections", &connections, "--timeout", "300"];
+        let output = command(&[load, &shape[..], &place, &more].concat()).output();
+        let output = output.expect("the binary starts");
+        assert_eq!(output.status.code(), Some(1), "{load:?}");
+        let report = report(&output);
+        let of = |name: &str| report[name].as_f64().expect("a number");
+        let times = if load[0] == "fan-out" { 2.0 } else { 1.0 };
+        assert_eq!(report["rate_kept"], false, "{report}");
+        assert_eq!(report["failed"], true, "{report}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("the rate was not kept"), "{said}");
+        assert_eq!(of("messages"), SENDS as f64 * times, "all came: {report}");
+        assert_eq!(of("due_per_second"), SENDS as f64 * times, "{report}");
+        let kept = of("per_second") / of("due_per_second");
+        assert!(kept > 0.0 && kept < 0.2, "{kept}: {report}");
+        assert!(of("bytes_per_second") < of("bytes") * 0.2, "{report}");
+        // Each byte was written once, whatever the rate that was asked for.
+        assert!(of("broker_log_per_byte") >= 1.0, "{report}");
+        assert!(
+            report["latency_us"][5].as_u64() > Some(1_000_000),
+            "{report}"
+        );
+    };
+    thread::scope(|scope| {
+        for load in [
+            SENDERS[0],
+            SENDERS[2],
+            CONSUMERS[0],
+            CONSUMERS[1],
+            CONSUMERS[2],
+            CONSUMERS[3],
+        ] {
+            scope.spawn(|| seen(load));
+        }
+    });
 }
 
 #[test]

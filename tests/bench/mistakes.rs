@@ -50,6 +50,101 @@ fn a_mistake_is_refused_with_the_option_and_what_it_may_be() {
 }
 
 #[test]
+fn a_target_that_names_nothing_is_refused() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let short = [
+        "produce",
+        "--rate",
+        "100",
+        "--seconds",
+        "1",
+        "--warm-up",
+        "0",
+    ];
+    let report = super::good(&bench(&running, &short)).to_string();
+    let path = dir.path().join("a.json");
+    std::fs::write(&path, report).expect("a file");
+    let path = path.to_str().expect("a path");
+    let compared = |target| {
+        let arguments = ["compare", path, path, "--target", target];
+        command(&arguments).output().expect("the binary starts")
+    };
+    assert!(compared("messages/s>=1x").status.success());
+    for wrong in ["mesages/s>=1x", "produce:messages/s>=1x"] {
+        let output = compared(wrong);
+        assert_eq!(output.status.code(), Some(1), "{wrong}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        let (name, _) = wrong.split_once('>').expect("a target");
+        assert!(
+            said.contains(&format!("--target {name}: no such number")),
+            "{said}"
+        );
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn what_a_broker_uses_is_told_as_the_kernel_counts_it() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let pid = running.pid();
+    let load = [
+        "produce",
+        "--rate",
+        "2000",
+        "--seconds",
+        "3",
+        "--warm-up",
+        "0",
+    ];
+    let more = ["--read-back", "0", "--pid", &pid.to_string()].map(str::to_owned);
+    let more = more.each_ref().map(String::as_str);
+    // What the start left to do is done meanwhile.
+    super::good(&bench(&running, &[&load[..], &more].concat()));
+    let before = used(pid);
+    let report = super::good(&bench(&running, &[&load[..], &more].concat()));
+    let after = used(pid);
+    let messages = report["messages"].as_f64().expect("a number");
+    let all = |name: &str| report[name].as_f64().expect("a number") * messages;
+    // The counted time is most of the time in between; CPU time comes in ticks of 10 ms.
+    let (cpu, sleeps) = (all("broker_cpu_us"), all("broker_switches"));
+    let (cpu_most, sleeps_most) = (after.0 - before.0, after.1 - before.1);
+    assert!(
+        cpu <= cpu_most + 20_000.0 && cpu >= 0.5 * cpu_most - 20_000.0,
+        "{cpu} {cpu_most}"
+    );
+    assert!(
+        sleeps <= sleeps_most && sleeps >= 0.5 * sleeps_most,
+        "{sleeps} {sleeps_most}"
+    );
+}
+
+/// CPU microseconds and voluntary context switches of all threads of a process.
+fn used(pid: u32) -> (f64, f64) {
+    let read = |path: String| std::fs::read_to_string(path).expect("a file of /proc");
+    let stat = read(format!("/proc/{pid}/stat"));
+    let (_, fields) = stat.rsplit_once(") ").expect("the name");
+    let ticks: Vec<f64> = fields
+        .split(' ')
+        .filter_map(|field| field.parse().ok())
+        .collect();
+    let mut sleeps = 0.0;
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads") {
+        let path = thread.expect("a thread").path().join("status");
+        let status = read(path.display().to_string());
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        sleeps += line
+            .and_then(|number| number.trim().parse::<f64>().ok())
+            .unwrap_or(0.0);
+    }
+    // The first field, a letter, is left out: utime and stime are the 14th and 15th.
+    ((ticks[10] + ticks[11]) * 10_000.0, sleeps)
+}
+
+#[test]
 fn every_load_shows_an_example_of_its_own() {
     for load in LOADS {
         let output = Command::new(env!("CARGO_BIN_EXE_saturnmq"))

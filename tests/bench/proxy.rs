@@ -25,6 +25,10 @@ pub(super) enum Deed {
     Drop,
     /// Stores it twice.
     Double,
+    /// Stores the last one again, a while after it was acknowledged.
+    DoubleLast,
+    /// Takes ten times as long for each as they are sent at.
+    Slow,
     /// Stores it with another byte in its body.
     Damage,
     /// Says that it is where a later one is, and the other way round.
@@ -41,6 +45,12 @@ pub(super) enum Deed {
 
 /// Which message that is, of those that are sent.
 const VICTIM: u64 = 100;
+/// How many are sent per second by most loads, and in all by those of a second.
+pub(super) const SENDS: u64 = 300;
+/// Connections that send them.
+pub(super) const SENDERS: u64 = 2;
+/// How long after it was acknowledged the last message is stored again.
+const AGAIN: Duration = Duration::from_millis(300);
 
 /// A running one.
 pub(super) struct Proxy {
@@ -78,6 +88,7 @@ pub(super) fn proxy(broker: SocketAddr, deed: Deed) -> Proxy {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
                 let link = Link {
+                    broker,
                     behind: Client::connect(broker, PATIENCE).expect("the broker"),
                     deed,
                     shared,
@@ -93,6 +104,7 @@ pub(super) fn proxy(broker: SocketAddr, deed: Deed) -> Proxy {
 
 /// One connection through it.
 struct Link {
+    broker: SocketAddr,
     behind: Client,
     deed: Deed,
     shared: Arc<Shared>,
@@ -146,7 +158,11 @@ impl Link {
     }
 
     fn send(&mut self, command: &Command<'_>, out: &mut Vec<u8>) {
-        let is_victim = self.shared.sends.fetch_add(1, Ordering::SeqCst) == VICTIM;
+        let number = self.shared.sends.fetch_add(1, Ordering::SeqCst);
+        let is_victim = number == VICTIM;
+        if self.deed == Deed::Slow {
+            thread::sleep(Duration::from_secs(10 * SENDERS) / SENDS as u32);
+        }
         let mut body = command.body.to_vec();
         let answer = match (self.deed, is_victim) {
             (Deed::Drop, true) => self.last.take().expect("an earlier send"),
@@ -160,6 +176,9 @@ impl Link {
             }
             _ => self.ask(command, &body),
         };
+        if self.deed == Deed::DoubleLast && number + 1 == SENDS {
+            self.send_again(command);
+        }
         let reply_to = command.reply_to();
         if self.deed == Deed::Misplace && is_victim {
             self.held = Some((reply_to, answer));
@@ -174,6 +193,23 @@ impl Link {
             write(out, reply_to, &answer);
         }
         self.last = Some(answer);
+    }
+
+    fn send_again(&self, command: &Command<'_>) {
+        let (broker, code, body) = (self.broker, command.code, command.body.to_vec());
+        let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        let fields: Vec<_> = command.ext.iter().map(owned).collect();
+        thread::spawn(move || {
+            thread::sleep(AGAIN);
+            let mut client = Client::connect(broker, PATIENCE).expect("the broker");
+            let all = |to: &mut Encoder<'_>| {
+                for (name, value) in &fields {
+                    to.field_str(name, value);
+                }
+            };
+            let answer = client.invoke(code, all, &body, PATIENCE);
+            assert_eq!(answer.expect("an answer").code, 0);
+        });
     }
 
     /// The answer to a pull; the first with two messages that can be had is changed.

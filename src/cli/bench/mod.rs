@@ -361,7 +361,7 @@ fn measure(
     }
     let mut report = run(&plan)?;
     report.environment = environment;
-    report.failed = report.faults.total() > 0;
+    report.failed = report.verdict().is_err();
     if let Some(path) = &args.report {
         write(path, &page::of_run(&report)?)?;
     }
@@ -412,7 +412,7 @@ fn check(plan: &Plan) -> Result<(), BenchError> {
 fn compared(args: &CompareArgs) -> Result<(), BenchError> {
     let files = compare::read_all(&args.files)?;
     let base = if args.best { Base::Best } else { Base::First };
-    let rows = compare::rows(&files, base, &args.target);
+    let rows = compare::rows(&files, base, &args.target)?;
     let table = compare::table(&files, &rows, base);
     if args.json {
         let text = serde_json::to_string(&rows);

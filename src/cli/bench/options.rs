@@ -362,7 +362,7 @@ impl RunArgs {
         } else {
             bench::print(&report.text())?;
         }
-        report.faults.verdict()
+        report.verdict()
     }
 }
 
