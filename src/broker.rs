@@ -99,6 +99,21 @@ impl Broker {
         self.rules.fetch_add(1, Ordering::Release);
     }
 
+    /// These queues were removed: pulls that wait for their messages ask again, perhaps for those
+    /// of a topic that is made anew.
+    pub fn queues_gone(&self, queues: &[Arc<Queue>]) {
+        for queue in queues {
+            let watchers = queue.take_watchers();
+            for core in (0..self.cores.len()).filter(|core| watchers >> core & 1 != 0) {
+                // A full inbox: the pull is answered when its time is over.
+                let _ = self.cores.post(
+                    core,
+                    crate::answer::CoreMessage::Moved { queue: queue.slot },
+                );
+            }
+        }
+    }
+
     /// The store's queue behind a queue id of a topic.
     pub fn queue(&self, topic: &Topic, queue_id: i32) -> Option<Arc<Queue>> {
         topic.queue(queue_id, |name, id| {

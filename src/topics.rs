@@ -840,7 +840,7 @@ mod tests {
         let table = QueueTable::new(queues.path(), 2000, MapBudget::new(10));
         let open = |name: &str, id: i32| Some(table.get_or_create(name, id));
         let first = topic.queue(0, open).expect("queue");
-        table.remove_topic("T").expect("removed");
+        table.remove_topic("T", || Ok(())).expect("removed");
         let second = topic.queue(0, open).expect("queue");
         assert!(first.is_removed() && !second.is_removed());
     }

@@ -107,7 +107,9 @@ impl Running {
     pub(crate) fn run(mut command: Command) -> Self {
         let mut child = command.spawn().expect("the binary starts");
         let lines = lines_of(child.stdout.take().expect("stdout"));
-        let log = lines_of(child.stderr.take().expect("stderr"));
+        // Unless it goes elsewhere.
+        let log = child.stderr.take().map(lines_of);
+        let log = log.unwrap_or_else(|| std::sync::mpsc::channel().1);
         let mut running = Self {
             child,
             banner: Vec::new(),

@@ -200,7 +200,9 @@ fn start_log(format: LogFormat) -> Result<(), ServeError> {
     };
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr);
+        .with_writer(io::stderr)
+        // It would be said on stderr, by a macro that panics when that fails as well.
+        .log_internal_errors(false);
     // A second log in the same process (tests) keeps the first.
     let _ = match format {
         LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).try_init(),

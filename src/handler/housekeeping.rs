@@ -46,8 +46,9 @@ pub fn clean_topics() -> Answer {
                 continue;
             }
             tracing::info!("removing the queues of {topic}, which is not configured");
-            if let Err(error) = broker.store.remove_topic(topic) {
-                return Reply::error(SYSTEM_ERROR, error.to_string());
+            match broker.store.remove_topic(topic) {
+                Ok(queues) => broker.queues_gone(&queues),
+                Err(error) => return Reply::error(SYSTEM_ERROR, error.to_string()),
             }
         }
         Reply::success()

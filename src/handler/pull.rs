@@ -228,6 +228,9 @@ pub fn start(
             if pull.queue.max_offset() > pull.scanned {
                 continue;
             }
+            if pull.queue.is_removed() {
+                return again(&pull, conn, io);
+            }
             return park(core, conn, pull, pulled, wait, io);
         }
         if is_at_end(pulled.status) {
@@ -446,6 +449,10 @@ fn look(core: &mut Core, index: u32, io: &mut Outbox) {
                     return nothing(&pull, &pulled, conn, io);
                 }
                 pull.queue.watch(core.pulls.core);
+                if pull.queue.is_removed() {
+                    core.pulls.parked.take(index);
+                    return again(&pull, conn, io);
+                }
                 if pull.queue.max_offset() <= pull.scanned {
                     break;
                 }

@@ -345,10 +345,11 @@ fn remove(services: &mut ServiceContext, topic: &str) -> Result<Vec<Ticket>, Rep
         let removed = broker.topics.remove(&name);
         tickets.extend(removed.map(|(_, ticket)| ticket));
         tickets.push(broker.offsets.remove_topic(&name));
-        broker.store.remove_topic(&name).map_err(|error| {
+        let queues = broker.store.remove_topic(&name).map_err(|error| {
             let remark = format!("{name} is removed, but its queue files are not: {error}");
             Reply::error(SYSTEM_ERROR, remark)
         })?;
+        broker.queues_gone(&queues);
     }
     Ok(tickets)
 }

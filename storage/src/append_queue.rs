@@ -34,7 +34,8 @@ const LIGHT_BYTES: usize = 4;
 /// Why a message was not taken.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PushError {
-    /// The ring is full: offer the message again after results came back.
+    /// The ring is full: offer the message again after results came back. Or a topic of the
+    /// queue's name is being removed, which takes some milliseconds.
     #[error("the append queue is full")]
     Full,
     /// The record could never be stored.
@@ -212,6 +213,9 @@ impl AppendPort {
         queue: &Queue,
         message: &MessageParts<'_>,
     ) -> Result<(), PushError> {
+        if queue.is_held() {
+            return Err(PushError::Full);
+        }
         self.push_to_slot(token, queue.slot, message)
     }
 
@@ -268,6 +272,9 @@ impl AppendPort {
         parts: &MessageParts<'_>,
         sizes: &mut Vec<u32>,
     ) -> Result<(), PushError> {
+        if queue.is_held() {
+            return Err(PushError::Full);
+        }
         self.push_batch_to_slot(token, queue.slot, parts, sizes)
     }
 

@@ -19,7 +19,6 @@ use crate::layout::{self, LayoutError};
 use crate::mapped_file::{MapBudget, MappedFile};
 use crate::mapping::{Advice, MappingError};
 use crate::medium::{self, sync_directory};
-use crate::queue_table::removal::Removal;
 
 mod repair;
 
@@ -109,8 +108,6 @@ pub struct ConsumeQueue {
     writer: Mutex<Unsynced>,
     /// See [`Self::seen_end`].
     seen_end: u64,
-    /// What must be over before the first file is made.
-    after: Option<Arc<Removal>>,
 }
 
 #[derive(Debug, Default)]
@@ -155,13 +152,7 @@ impl ConsumeQueue {
             recent: Recent::default(),
             writer: Mutex::default(),
             seen_end: 0,
-            after: None,
         }
-    }
-
-    /// Makes no file before a removal of files of the same names is over.
-    pub(crate) fn begins_after(&mut self, removal: Option<Arc<Removal>>) {
-        self.after = removal;
     }
 
     /// Opens the queue's files and finds its end. An empty last file is deleted, and so is
@@ -406,9 +397,9 @@ impl ConsumeQueue {
         Ok(list)
     }
 
-    /// Deletes all files and the directory. The queue is empty afterwards and stays so: later
-    /// entries count as duplicates.
-    pub fn destroy(&self) -> Result<(), ConsumeQueueError> {
+    /// Lets go of all files. The queue is empty afterwards and stays so: later entries count as
+    /// duplicates.
+    pub fn close(&self) {
         let mut unsynced = self.lock();
         *unsynced = Unsynced {
             closed: true,
@@ -417,16 +408,7 @@ impl ConsumeQueue {
         self.min.store(0, Ordering::Release);
         self.max.store(0, Ordering::Release);
         self.log_end.store(0, Ordering::Release);
-        for file in &self.files.swap(Arc::default()).list {
-            remove(file)?;
-        }
-        let directory = self.directory()?;
-        match medium::remove_directory(directory) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(failed(directory, source))
-            }
-            _ => Ok(()),
-        }
+        self.files.store(Arc::default());
     }
 
     fn directory(&self) -> Result<&Path, LayoutError> {
@@ -503,9 +485,6 @@ impl ConsumeQueue {
         base: u64,
         unsynced: &mut Unsynced,
     ) -> Result<Arc<MappedFile>, ConsumeQueueError> {
-        if let Some(removal) = &self.after {
-            removal.wait();
-        }
         let path = self.directory()?.join(layout::file_name(base));
         let file = MappedFile::create(path, self.file_size, Advice::Random, &self.budget)?;
         unsynced.names = true;

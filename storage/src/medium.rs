@@ -127,6 +127,30 @@ pub(crate) fn remove_directory(path: &Path) -> io::Result<()> {
     perform(Request::Remove(path), || std::fs::remove_dir(path))
 }
 
+/// Removes a directory with everything in it; what is gone already is no error.
+pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
+    let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    let entries = match std::fs::read_dir(path) {
+        Err(error) if is_gone(&error) => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let removed = match entry.file_type()?.is_dir() {
+            true => remove_tree(&entry.path()),
+            false => remove_file(&entry.path()),
+        };
+        match removed {
+            Err(error) if !is_gone(&error) => return Err(error),
+            _ => {}
+        }
+    }
+    match remove_directory(path) {
+        Err(error) if !is_gone(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Gives a file another name, in place of the file that has it.
 pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     perform(Request::Rename(from, to), || std::fs::rename(from, to))

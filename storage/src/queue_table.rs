@@ -22,11 +22,12 @@ use crate::medium;
 use crate::side_by_side;
 
 mod extended;
+pub(crate) mod leftovers;
 mod remembered;
 pub(crate) mod removal;
 
 pub(crate) use remembered::RememberedQueues;
-use removal::Removing;
+use removal::{Removal, Removing};
 
 /// Changed queues that are synced one by one.
 const SYNC_EACH_MAX: usize = 32;
@@ -57,6 +58,8 @@ pub struct Queue {
     next_offset: OwnLines<AtomicI64>,
     watchers: AtomicU64,
     removed: AtomicBool,
+    /// A removal of the topic's name that began before the queue was made.
+    after: Option<Arc<Removal>>,
     files: ConsumeQueue,
     extension: Option<Box<Extension>>,
 }
@@ -109,6 +112,13 @@ impl Queue {
     /// Whether the queue's topic was removed.
     pub fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
+    }
+
+    /// Whether the queue takes nothing yet: a topic of its name is being removed.
+    pub fn is_held(&self) -> bool {
+        self.after
+            .as_ref()
+            .is_some_and(|removal| removal.is_under_way())
     }
 
     /// The entry at `offset`; `None` outside of min and max.
@@ -239,6 +249,8 @@ pub struct QueueTable {
     removals: AtomicU64,
     /// Held while queues are made or removed.
     changes: Mutex<Removing>,
+    /// Number of the next directory of removed files.
+    next_aside: AtomicU64,
 }
 
 impl QueueTable {
@@ -258,6 +270,7 @@ impl QueueTable {
             light: AtomicUsize::new(0),
             removals: AtomicU64::new(0),
             changes: Mutex::default(),
+            next_aside: AtomicU64::new(0),
         }
     }
 
@@ -357,14 +370,13 @@ impl QueueTable {
         if let Some(queue) = self.get(topic, queue_id) {
             return queue;
         }
-        let mut files = ConsumeQueue::empty(
+        let files = ConsumeQueue::empty(
             &self.directory,
             topic,
             queue_id,
             self.file_size,
             &self.budget,
         );
-        files.begins_after(changes.removal_of(topic));
         self.insert(&changes, topic, queue_id, files)
     }
 
@@ -435,7 +447,10 @@ impl QueueTable {
         files: ConsumeQueue,
     ) -> Arc<Queue> {
         let removal = changes.removal_of(topic);
-        let extension = self.extensions.of(topic, queue_id, &self.budget, removal);
+        let extension = self
+            .extensions
+            .of(topic, queue_id, &self.budget, removal.is_some());
+        let failed = removal.as_ref().is_some_and(|removal| removal.has_failed());
         let topics = self.topics.pin();
         let (topic, queues) = match topics.get_key_value(topic) {
             Some((topic, queues)) => (Arc::clone(topic), Arc::clone(queues)),
@@ -447,10 +462,14 @@ impl QueueTable {
             queue_id,
             next_offset: OwnLines(AtomicI64::new(0)),
             watchers: AtomicU64::new(0),
-            removed: AtomicBool::new(false),
+            removed: AtomicBool::new(failed),
+            after: removal,
             files,
             extension,
         });
+        if failed {
+            return queue;
+        }
         if light::is_light(&queue.topic) {
             self.light.fetch_add(1, Ordering::Relaxed);
         }
@@ -526,8 +545,8 @@ mod tests {
         let old = table.get_or_create("A", 0);
         old.append(0, entry(0)).unwrap();
         table.get_or_create("B", 0).append(0, entry(1)).unwrap();
-        assert!(table.remove_topic("A").unwrap());
-        assert!(!table.remove_topic("A").unwrap());
+        assert!(table.remove_topic("A", || Ok(())).unwrap().is_some());
+        assert!(table.remove_topic("A", || Ok(())).unwrap().is_none());
         assert!(table.get("A", 0).is_none() && table.by_slot(old.slot).is_none());
         assert!(old.is_removed() && !dir.path().join("A").exists());
         assert_eq!(old.append(1, entry(2)).unwrap(), Placed::Duplicate);

@@ -28,6 +28,7 @@ use crate::metrics::WriteMetrics;
 use crate::opening::{Recovered, make_directories, make_directory, recover};
 use crate::preparer::Removals;
 use crate::presence::{self, Presence};
+use crate::queue_table::leftovers::Leftovers;
 use crate::queue_table::{Queue, QueueTable};
 use crate::reader::{ReadShared, StoreReader};
 use crate::removed_topics;
@@ -136,6 +137,7 @@ pub struct Store {
     layout: Layout,
     presence: Presence,
     table: Arc<QueueTable>,
+    leftovers: Leftovers,
     index: Arc<Index>,
     tail: TailReaders,
     watermarks: Arc<Watermarks>,
@@ -235,19 +237,23 @@ impl Store {
         self.table.queues_of(topic)
     }
 
-    /// Removes a topic's queues with their files; whether there were any. May wait for the disk.
-    pub fn remove_topic(&self, topic: &str) -> Result<bool, ConsumeQueueError> {
-        let removed = self.table.remove_topic(topic);
-        if !matches!(removed, Ok(false)) {
+    /// Removes a topic's queues and returns those that there were. May wait for the disk. Their
+    /// files go in the background.
+    pub fn remove_topic(&self, topic: &str) -> Result<Arc<Vec<Arc<Queue>>>, ConsumeQueueError> {
+        let removed = self.table.remove_topic(topic, || {
+            self.watermarks.wait_for_staging();
             // Whatever stands behind that is of a topic that is made again.
             let (path, end) = (self.layout.removed_topics(), self.watermarks.appended());
             removed_topics::note(&path, topic, end)
-                .map_err(|source| ConsumeQueueError::File { path, source })?;
+                .map_err(|source| ConsumeQueueError::File { path, source })
+        });
+        if !matches!(removed, Ok(None)) {
+            self.leftovers.sweep();
+            if let Some(running) = self.running().as_ref() {
+                running.flusher.request();
+            }
         }
-        if let Some(running) = self.running().as_ref() {
-            running.flusher.request();
-        }
-        removed
+        Ok(removed?.unwrap_or_default())
     }
 
     /// How far the log has come.

@@ -5,9 +5,13 @@
 //! dispatched`. Every mark is the log offset after the last byte it speaks of.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::config::FlushMode;
 use crate::seeded::{Fault, seeded};
+
+/// Between looks at a writer that is giving records places, which takes some microseconds.
+const STAGING_LOOK: Duration = Duration::from_micros(50);
 
 /// A mark alone on its cache lines: each is moved and read by other threads than the one beside it.
 #[repr(align(128))]
@@ -23,6 +27,8 @@ pub struct Watermarks {
     written: Mark,
     durable: Mark,
     dispatched: Mark,
+    /// Odd while the writer gives records places.
+    staging: Mark,
 }
 
 impl Watermarks {
@@ -34,6 +40,7 @@ impl Watermarks {
             written: Mark(AtomicU64::new(start)),
             durable: Mark(AtomicU64::new(start)),
             dispatched: Mark(AtomicU64::new(start)),
+            staging: Mark(AtomicU64::new(0)),
         }
     }
 
@@ -69,6 +76,20 @@ impl Watermarks {
     /// Log offset up to which records are in their queues and readable.
     pub fn dispatched(&self) -> u64 {
         self.dispatched.0.load(Ordering::Acquire)
+    }
+
+    /// The writer begins to give records places, or has done so for now; the writer only.
+    pub(crate) fn stages(&self) {
+        self.staging.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Waits until whatever the writer is doing right now is done: records that get places later
+    /// see what the caller changed before.
+    pub(crate) fn wait_for_staging(&self) {
+        let seen = self.staging.0.load(Ordering::SeqCst);
+        while seen % 2 == 1 && self.staging.0.load(Ordering::SeqCst) == seen {
+            std::thread::sleep(STAGING_LOOK);
+        }
     }
 
     /// Moves `appended`; the writer only.

@@ -19,7 +19,6 @@ use crate::layout;
 use crate::mapped_file::{MapBudget, MappedFile};
 use crate::mapping::{Advice, MappingError};
 use crate::medium::{self, sync_directory};
-use crate::queue_table::removal::Removal;
 
 /// The configuration key of the file size.
 const SIZE_KEY: &str = "mappedFileSizeConsumeQueueExt";
@@ -54,6 +53,11 @@ impl Extensions {
         }
     }
 
+    /// Where the directory of all of them is, or would be.
+    pub(crate) fn place(&self) -> &Path {
+        &self.directory
+    }
+
     /// The directory of all of them, if there is one.
     pub(crate) fn directory(&self) -> Option<&Path> {
         (self.exist || self.writes).then_some(&*self.directory)
@@ -66,14 +70,14 @@ impl Extensions {
         topic: &str,
         queue_id: i32,
         budget: &Arc<MapBudget>,
-        removal: Option<Arc<Removal>>,
+        is_new: bool,
     ) -> Option<Box<Extension>> {
         self.directory()?;
         let directory = layout::queue_directory(&self.directory, topic, queue_id).ok()?;
-        if !self.writes && (removal.is_some() || !directory.is_dir()) {
+        if !self.writes && (is_new || !directory.is_dir()) {
             return None;
         }
-        Extension::open(directory, self, budget, removal).map(Box::new)
+        Extension::open(directory, self, budget, is_new).map(Box::new)
     }
 }
 
@@ -104,8 +108,6 @@ pub(crate) struct Extension {
     writes: bool,
     budget: Arc<MapBudget>,
     files: ArcSwap<Files>,
-    /// A removal of files of the same names that comes first.
-    after: Option<Arc<Removal>>,
     writer: Mutex<Writer>,
 }
 
@@ -126,11 +128,11 @@ impl Extension {
         directory: PathBuf,
         settings: &Extensions,
         budget: &Arc<MapBudget>,
-        after: Option<Arc<Removal>>,
+        is_new: bool,
     ) -> Option<Extension> {
-        let listed = match &after {
-            Some(_) => Ok(layout::FixedFiles::default()),
-            None => layout::list_fixed_files(&directory, settings.file_size, SIZE_KEY),
+        let listed = match is_new {
+            true => Ok(layout::FixedFiles::default()),
+            false => layout::list_fixed_files(&directory, settings.file_size, SIZE_KEY),
         };
         let found = match listed {
             Ok(found) => found,
@@ -156,7 +158,6 @@ impl Extension {
             writes: settings.writes,
             budget: Arc::clone(budget),
             files: ArcSwap::from_pointee(Files { base, list }),
-            after,
             writer: Mutex::default(),
         })
     }
@@ -327,9 +328,6 @@ impl Extension {
 
     /// Makes the file that holds a position behind the files that there are.
     fn create(&self, writer: &mut Writer, at: u64) -> Result<Arc<MappedFile>, ConsumeQueueError> {
-        if let Some(removal) = &self.after {
-            removal.wait();
-        }
         let base = at - at % self.file_size;
         let files = self.files.load_full();
         let follows = files.base + files.list.len() as u64 * self.file_size == base;
@@ -432,20 +430,13 @@ impl Extension {
         Ok(())
     }
 
-    /// Deletes all files and the directories that are empty then.
-    pub(crate) fn destroy(&self) -> Result<(), ConsumeQueueError> {
+    /// Lets go of all files; nothing is put any more.
+    pub(crate) fn close(&self) {
         let mut writer = self.lock();
         *writer = Writer {
             closed: true,
             ..Writer::default()
         };
-        for file in &self.files.swap(Arc::default()).list {
-            remove(file)?;
-        }
-        // They mean nothing to Apache either.
-        for path in self.directory.ancestors().take(2) {
-            let _ = medium::remove_directory(path);
-        }
-        Ok(())
+        self.files.store(Arc::default());
     }
 }

@@ -305,10 +305,9 @@ fn a_flush_leaves_nothing_unsynced() {
 }
 
 #[test]
-fn a_destroyed_queue_leaves_no_file_and_takes_none() {
+fn a_closed_queue_is_empty_and_takes_nothing() {
     let fixture = Fixture::with_entries(250);
-    fixture.queue.destroy().unwrap();
-    assert!(!fixture.dir.path().join("T/3").exists());
+    fixture.queue.close();
     assert_eq!(
         fixture.queue.append(250, entry(250)).unwrap(),
         Placed::Duplicate

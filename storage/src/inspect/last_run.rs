@@ -9,6 +9,7 @@ use super::Finding;
 use crate::format::checkpoint::{CHECKPOINT_FIELDS, Checkpoint};
 use crate::former_run::FormerRun;
 use crate::layout::Layout;
+use crate::removed_topics::{self, RemovedTopics};
 use crate::resume::{ResumeError, ResumePoint, ResumeQueue};
 
 /// Looks at a resume point that a running broker may just be writing over.
@@ -23,6 +24,8 @@ pub(crate) struct LastRun {
     pub checkpoint: Checkpoint,
     /// The resume point, unless another broker wrote to the store since.
     point: Option<ResumePoint>,
+    /// Topics that were removed, with the log offset up to which their records go.
+    removed: RemovedTopics,
     /// Its queues, once the log has confirmed it.
     queues: Option<HashMap<String, HashMap<i32, ResumeQueue>>>,
 }
@@ -51,6 +54,7 @@ impl LastRun {
             former: FormerRun::of(layout),
             checkpoint,
             point: point.filter(|point| newest <= point.last_timestamp),
+            removed: removed_topics::load(&layout.removed_topics()),
             queues: None,
         };
         (run, misfits)
@@ -66,6 +70,10 @@ impl LastRun {
     pub fn confirm(&mut self) {
         let mut queues: HashMap<String, HashMap<i32, ResumeQueue>> = HashMap::new();
         for queue in self.point.iter().flat_map(|point| &point.queues) {
+            let removed_at = self.removed.get(&queue.topic);
+            if removed_at.is_some_and(|offset| *offset >= self.durable_to()) {
+                continue;
+            }
             let of_topic = queues.entry(queue.topic.clone()).or_default();
             of_topic.insert(queue.queue_id, queue.clone());
         }
@@ -103,10 +111,13 @@ impl LastRun {
         self.queues.as_ref()?.get(topic)?.get(&queue_id)
     }
 
-    /// Whether the record at a log offset belongs to no queue that there was at the resume point:
-    /// its topic was deleted before, and perhaps made again.
+    /// Whether the record at a log offset belongs to no queue that there was at the resume point,
+    /// or was removed since: its topic was deleted before, and perhaps made again.
     pub fn had_deleted(&self, (topic, queue_id, at): (&str, i32, u64), offset: u64) -> bool {
         let below = |limit: i64| u64::try_from(limit).is_ok_and(|limit| at < limit);
+        if self.removed.get(topic).is_some_and(|end| offset < *end) {
+            return true;
+        }
         self.vouches_for(offset)
             && self
                 .queue(topic, queue_id)

@@ -29,6 +29,11 @@ impl Opening<'_> {
         };
         self.known_to = point.known_to.max(point.log_offset);
         for queue in &point.queues {
+            // Removed since: what was made under the name again began anew.
+            let removed_at = self.removed.get(&queue.topic);
+            if removed_at.is_some_and(|offset| *offset >= point.log_offset) {
+                continue;
+            }
             let queues = self.known.entry(queue.topic.clone()).or_default();
             let known = KnownQueue {
                 min: queue.min_offset,

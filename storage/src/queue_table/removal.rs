@@ -1,8 +1,13 @@
-//! Topics that are removed. Their files go without the table's lock: there may be thousands, and a
-//! network core that meets a new queue of another topic must not wait for them.
+//! Topics that are removed. Their files go aside at once, and from the disk without the table:
+//! there may be thousands, and nobody who meets a new queue of a topic must wait for them.
+//!
+//! What must always hold: a queue of a removed topic's name takes records only once it is durable
+//! which records of the log are those of the removed one.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::{Queue, QueueTable};
@@ -10,71 +15,113 @@ use crate::consume_queue::ConsumeQueueError;
 use crate::format::light;
 use crate::medium;
 
-/// The topics whose files are being removed.
+/// The topics that are being removed.
 #[derive(Debug, Default)]
 pub(super) struct Removing {
     topics: HashMap<Arc<str>, Arc<Removal>>,
 }
 
 impl Removing {
-    /// The removal that is under way of a topic.
+    /// The removal that is under way of a topic, or has failed.
     pub fn removal_of(&self, topic: &str) -> Option<Arc<Removal>> {
         self.topics.get(topic).cloned()
     }
 }
 
-/// The removal of a topic's files; a new queue of that name makes none before it is over.
+const UNDER_WAY: u8 = 0;
+const OVER: u8 = 1;
+/// Nothing is taken under the topic's name before it is removed once more.
+const FAILED: u8 = 2;
+
+/// The removal of a topic.
 #[derive(Debug, Default)]
 pub(crate) struct Removal {
-    is_over: Mutex<bool>,
+    state: AtomicU8,
+    waiting: Mutex<()>,
     ended: Condvar,
 }
 
 impl Removal {
-    /// Waits until the files are gone, or were left with an error.
-    pub fn wait(&self) {
-        let over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.ended.wait_while(over, |over| !*over);
-        drop(waited);
+    /// Whether queues of the topic's name take nothing yet.
+    pub fn is_under_way(&self) -> bool {
+        self.state.load(Ordering::Acquire) == UNDER_WAY
     }
 
-    fn end(&self) {
-        *self.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    pub(super) fn has_failed(&self) -> bool {
+        self.state.load(Ordering::Acquire) == FAILED
+    }
+
+    fn wait(&self) {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.ended.wait_while(waiting, |()| self.is_under_way()));
+    }
+
+    fn turn(&self, state: u8) {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        self.state.store(state, Ordering::Release);
+        drop(waiting);
         self.ended.notify_all();
     }
 }
 
-/// Ends a removal, whatever becomes of it.
-struct Underway<'t> {
+/// Ends a removal, whatever becomes of it: as a failed one unless it is over.
+pub(super) struct UnderWay<'t> {
     table: &'t QueueTable,
     topic: Arc<str>,
     removal: Arc<Removal>,
 }
 
-impl Drop for Underway<'_> {
-    fn drop(&mut self) {
+impl UnderWay<'_> {
+    fn complete(self) {
         self.table.lock().topics.remove(&self.topic);
-        self.removal.end();
+        self.removal.turn(OVER);
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if self.removal.is_under_way() {
+            let changes = self.table.lock();
+            // What was made under the name meanwhile takes nothing either.
+            self.table.forget(&self.topic);
+            self.removal.turn(FAILED);
+            drop(changes);
+        }
     }
 }
 
 impl QueueTable {
-    /// Removes a topic's queues with their files; the topic's empty directory goes too.
-    /// Returns whether there was one. After an error the queues are gone from the table, and
-    /// the next start finds what is left of their files.
-    pub fn remove_topic(&self, topic: &str) -> Result<bool, ConsumeQueueError> {
-        let Some((queues, _underway)) = self.take_out(topic) else {
-            return Ok(false);
+    /// Removes a topic's queues and returns them; `None`: there is no such topic. `note` makes
+    /// durable which records are those of the removed topic; it is called when the queues take no
+    /// more and their files are aside. After an error the queues are gone from the table, nothing
+    /// is taken under the topic's name, and the removal may be tried again.
+    pub fn remove_topic(
+        &self,
+        topic: &str,
+        mut note: impl FnMut() -> Result<(), ConsumeQueueError>,
+    ) -> Result<Option<Arc<Vec<Arc<Queue>>>>, ConsumeQueueError> {
+        let Some((queues, under_way)) = self.take_out(topic) else {
+            return Ok(None);
         };
         for queue in queues.iter() {
-            queue.files.destroy()?;
+            queue.files.close();
             if let Some(extension) = &queue.extension {
-                extension.destroy()?;
+                extension.close();
             }
         }
-        // Apache leaves the empty directory; it means nothing to it.
-        let _ = medium::remove_directory(&self.directory.join(topic));
-        Ok(true)
+        let mut aside = self.put_aside(topic)?;
+        if note().is_err() {
+            // What is missing may be the room that the files take.
+            for directory in aside.drain(..) {
+                medium::remove_tree(&directory).map_err(|source| ConsumeQueueError::File {
+                    path: directory,
+                    source,
+                })?;
+            }
+            note()?;
+        }
+        under_way.complete();
+        Ok(Some(queues))
     }
 
     /// How often queues were removed.
@@ -83,46 +130,101 @@ impl QueueTable {
     }
 
     /// Takes a topic's queues out of the table.
-    fn take_out(&self, topic: &str) -> Option<(Arc<Vec<Arc<Queue>>>, Underway<'_>)> {
+    fn take_out(&self, topic: &str) -> Option<(Arc<Vec<Arc<Queue>>>, UnderWay<'_>)> {
         loop {
             let mut changes = self.lock();
-            if let Some(earlier) = changes.removal_of(topic) {
-                drop(changes);
-                earlier.wait();
-                continue;
+            match changes.removal_of(topic) {
+                Some(earlier) if earlier.is_under_way() => {
+                    drop(changes);
+                    earlier.wait();
+                    continue;
+                }
+                Some(_) => {}
+                None if self.topics.pin().contains_key(topic) => {}
+                None => return None,
             }
-            let topics = self.topics.pin();
-            let topic = Arc::clone(topics.get_key_value(topic)?.0);
-            let queues = topics.remove(&topic)?.load_full();
-            let slots = self.slots.pin();
-            for queue in queues.iter() {
-                queue.removed.store(true, Ordering::Release);
-                slots.remove(&queue.slot);
-            }
-            if light::is_light(&topic) {
-                self.light.fetch_sub(queues.len(), Ordering::Relaxed);
-            }
-            self.removals.fetch_add(1, Ordering::Release);
+            let (topic, queues) = self.forget(topic);
             let removal = Arc::new(Removal::default());
-            let known = changes
+            changes
                 .topics
                 .insert(Arc::clone(&topic), Arc::clone(&removal));
-            debug_assert!(known.is_none(), "one removal of a topic at a time");
             let table = self;
-            let underway = Underway {
+            let under_way = UnderWay {
                 table,
                 topic,
                 removal,
             };
-            return Some((queues, underway));
+            return Some((queues, under_way));
         }
+    }
+
+    /// Takes the queues of a name out of the table; the lock is held.
+    fn forget(&self, topic: &str) -> (Arc<str>, Arc<Vec<Arc<Queue>>>) {
+        let topics = self.topics.pin();
+        let Some((topic, queues)) = topics.remove_entry(topic) else {
+            return (Arc::from(topic), Arc::default());
+        };
+        let queues = queues.load_full();
+        let slots = self.slots.pin();
+        for queue in queues.iter() {
+            queue.removed.store(true, Ordering::SeqCst);
+            slots.remove(&queue.slot);
+        }
+        if light::is_light(topic) {
+            self.light.fetch_sub(queues.len(), Ordering::Relaxed);
+        }
+        self.removals.fetch_add(1, Ordering::SeqCst);
+        (Arc::clone(topic), queues)
+    }
+
+    /// Moves the files of a topic out of the way, durably; returns where to.
+    fn put_aside(&self, topic: &str) -> Result<Vec<PathBuf>, ConsumeQueueError> {
+        let mut aside = Vec::new();
+        for kept in [self.directory.as_path(), self.extensions.place()] {
+            let from = kept.join(topic);
+            let failed = |source| ConsumeQueueError::File {
+                path: from.clone(),
+                source,
+            };
+            // Names that are no directory's have no files.
+            if !from.is_dir() || from.parent() != Some(kept) {
+                continue;
+            }
+            match self.rename_aside(&from) {
+                Ok(to) => aside.push(to),
+                // They may be on another file system.
+                Err(_) => medium::remove_tree(&from).map_err(failed)?,
+            }
+            medium::sync_directory(kept).map_err(failed)?;
+        }
+        Ok(aside)
+    }
+
+    fn rename_aside(&self, from: &Path) -> io::Result<PathBuf> {
+        let place = self.aside();
+        medium::make_directories(&place)?;
+        loop {
+            let number = self.next_aside.fetch_add(1, Ordering::Relaxed);
+            let to = place.join(number.to_string());
+            match medium::rename(from, &to) {
+                // A former run left it.
+                Err(error) if to.exists() && from.exists() => drop(error),
+                renamed => return renamed.map(|()| to),
+            }
+        }
+    }
+
+    /// The directory that holds removed files until they are gone.
+    pub(crate) fn aside(&self) -> PathBuf {
+        self.directory.with_file_name(ASIDE)
     }
 }
 
+/// The directory of removed files, beside that of the queues.
+const ASIDE: &str = "saturnmq.removing";
+
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-
     use super::*;
     use crate::format::consume_entry::ConsumeEntry;
     use crate::mapped_file::MapBudget;
@@ -135,29 +237,75 @@ mod tests {
         }
     }
 
+    fn file_of(dir: &Path, topic: &str) -> PathBuf {
+        dir.join("consumequeue")
+            .join(topic)
+            .join("0")
+            .join(format!("{:020}", 0))
+    }
+
+    fn table(dir: &Path) -> QueueTable {
+        QueueTable::new(dir.join("consumequeue"), 2000, MapBudget::new(10))
+    }
+
     #[test]
-    fn nobody_waits_for_the_files_of_a_removed_topic_but_a_new_queue_of_its_name() {
+    fn a_name_takes_nothing_before_its_removal_is_noted_and_nobody_waits_for_its_files() {
         let dir = tempfile::tempdir().unwrap();
-        let table = QueueTable::new(dir.path(), 2000, MapBudget::new(10));
+        let table = table(dir.path());
         let old = table.get_or_create("A", 0);
         old.append(0, entry(0)).unwrap();
-        let file = dir.path().join("A").join("0").join(format!("{:020}", 0));
+        let file = file_of(dir.path(), "A");
         assert!(file.exists());
-        let (queues, underway) = table.take_out("A").unwrap();
-        table.get_or_create("B", 0).append(0, entry(1)).unwrap();
-        let new = table.get_or_create("A", 0);
-        assert_ne!(new.slot, old.slot);
-        std::thread::scope(|scope| {
-            let (appended, wait) = mpsc::channel();
-            scope.spawn(move || appended.send(new.append(0, entry(2))).unwrap());
-            assert!(wait.try_recv().is_err());
-            queues[0].files.destroy().unwrap();
-            assert!(!file.exists() && wait.try_recv().is_err());
-            drop(underway);
-            wait.recv().unwrap().unwrap();
+        let mut made = None;
+        let removed = table.remove_topic("A", || {
+            assert!(old.is_removed() && !file.exists());
+            let new = table.get_or_create("A", 0);
+            assert!(new.is_held() && new.slot != old.slot);
+            made = Some(new);
+            let other = table.get_or_create("B", 0);
+            assert!(!other.is_held());
+            other.append(0, entry(1)).unwrap();
+            Ok(())
         });
+        let removed = removed.unwrap().unwrap();
+        assert_eq!(removed.len(), 1);
+        let new = made.unwrap();
+        assert!(!new.is_held() && !new.is_removed());
+        new.append(0, entry(2)).unwrap();
+        assert_eq!(
+            (table.get("A", 0).unwrap().max_offset(), old.max_offset()),
+            (1, 0)
+        );
         assert!(file.exists());
-        assert_eq!(table.get("A", 0).unwrap().max_offset(), 1);
-        assert!(table.remove_topic("A").unwrap() && !file.exists());
+        // A removed queue counts what comes late as known.
+        old.append(1, entry(3)).unwrap();
+        assert!(table.aside().join("0").join("0").is_dir());
+    }
+
+    #[test]
+    fn a_removal_that_cannot_be_noted_gives_the_room_back_and_is_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let table = table(dir.path());
+        table.get_or_create("A", 0).append(0, entry(0)).unwrap();
+        let mut asked = 0;
+        let failed = table.remove_topic("A", || {
+            asked += 1;
+            table.get_or_create("A", 1);
+            let full = io::Error::from(io::ErrorKind::StorageFull);
+            Err(ConsumeQueueError::File {
+                path: PathBuf::new(),
+                source: full,
+            })
+        });
+        assert!(failed.is_err());
+        assert_eq!(asked, 2, "once more without the files");
+        assert_eq!(std::fs::read_dir(table.aside()).unwrap().count(), 0);
+        let refused = table.get_or_create("A", 0);
+        assert!(refused.is_removed() && table.by_slot(refused.slot).is_none());
+        assert!(table.get("A", 1).is_none());
+        assert!(table.remove_topic("A", || Ok(())).unwrap().is_some());
+        let new = table.get_or_create("A", 0);
+        assert!(!new.is_removed() && !new.is_held());
+        new.append(0, entry(1)).unwrap();
     }
 }

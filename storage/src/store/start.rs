@@ -21,6 +21,7 @@ use crate::metrics::WriteMetrics;
 use crate::opening::Recovered;
 use crate::preparer::Removals;
 use crate::presence::Presence;
+use crate::queue_table::leftovers::Leftovers;
 use crate::queue_table::{QueueTable, RememberedQueues};
 use crate::reader::mending::Mending;
 use crate::reader::{Pieces, ReadShared};
@@ -225,12 +226,15 @@ impl Parts {
             mending: Mending::default(),
             pieces: Pieces::default(),
         });
+        let leftovers = Leftovers::new(self.table.aside());
+        leftovers.sweep();
         let presence = Presence::of(&[self.layout.root(), self.layout.commit_log()]);
         Store {
             config: self.config,
             presence,
             layout: self.layout,
             table: self.table,
+            leftovers,
             index: self.index,
             tail: log_end.tail,
             watermarks: self.watermarks,

@@ -30,7 +30,9 @@ where
             return self.refuse_all();
         }
         loop {
+            self.marks.stages();
             let staged = self.stage_entries(now);
+            self.marks.stages();
             self.submit_batches(staged, now);
             match self.roll_if_submitted() {
                 Ok(Rolled::Yes) => {}

@@ -157,6 +157,47 @@ fn a_topic_that_was_deleted_and_made_again_leaves_a_sound_store() {
 }
 
 #[test]
+fn a_topic_that_is_made_again_keeps_what_it_took_and_its_offsets_after_a_kill() {
+    // The newest resume point is of after the removal, or of before.
+    for older in [false, true] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let config = small_config(dir.path());
+        let mut opened = open(&config).expect("open");
+        let mut sender = Sender::new(opened.ports.remove(0));
+        fill(&opened.store, &mut sender, "Again", 0..80);
+        fill(&opened.store, &mut sender, "Gone", 0..80);
+        opened.store.close().expect("close");
+
+        let resume = dir.path().join("saturnmq.resume");
+        let mut opened = open(&config).expect("open");
+        let mut sender = Sender::new(opened.ports.remove(0));
+        let before = fs::read(&resume).expect("a resume point");
+        for topic in ["Again", "Gone"] {
+            let queues = opened.store.remove_topic(topic).expect("remove");
+            assert_eq!(queues.len(), 4);
+        }
+        fill(&opened.store, &mut sender, "Again", 0..20);
+        drop(opened);
+        if older {
+            fs::write(&resume, before).expect("write");
+        }
+        assert_eq!(look(&config).damage, 0, "{:#?}", look(&config));
+
+        let mut opened = open(&config).expect("open");
+        assert!(opened.store.queue("Gone", 0).is_none());
+        for queue_id in 0..4 {
+            let queue = opened.store.queue("Again", queue_id).expect("queue");
+            assert_eq!((queue.min_offset(), queue.max_offset()), (0, 5));
+        }
+        let mut sender = Sender::new(opened.ports.remove(0));
+        let queue = opened.store.queue_or_create("Again", 0);
+        assert_eq!(sender.send(&queue, b"next", b"").queue_offset, 5);
+        opened.store.close().expect("close");
+        assert_eq!(look(&config).damage, 0, "{:#?}", look(&config));
+    }
+}
+
+#[test]
 fn a_lost_queue_of_a_topic_that_was_made_again_is_told() {
     for resume in [true, false] {
         let left = Left::by(false, |store, sender| {

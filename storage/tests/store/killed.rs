@@ -120,7 +120,13 @@ fn messages_of_a_removed_topic_do_not_come_back_with_lost_files() {
                     wait_dispatched(&opened.store, end);
                 }
             }
-            assert!(opened.store.remove_topic("Removed").expect("remove"));
+            assert!(
+                !opened
+                    .store
+                    .remove_topic("Removed")
+                    .expect("remove")
+                    .is_empty()
+            );
             let queue = opened.store.queue_or_create("Removed", 0);
             for number in 0..again {
                 let sent = sender.send(&queue, format!("again {number}").as_bytes(), b"");
