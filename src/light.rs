@@ -31,7 +31,7 @@ pub enum LightError {
     /// A name that is none.
     #[error(
         "the property INNER_MULTI_DISPATCH names \"{0}\": light queues have names that begin with \
-         {PREFIX}, of at most 255 bytes and without /"
+         {PREFIX}, of at most 255 bytes, without / and control characters"
     )]
     Name(String),
     /// There are too many; Apache's text.
@@ -71,9 +71,10 @@ pub fn check_room(list: &str, len: usize) -> Result<(), LightError> {
     }
 }
 
-/// Whether a topic of this name can be a light queue.
+/// Whether a topic of this name can be a light queue. Removed topics stand in lines of a file
+/// (docs/format.md, Removed topics).
 pub fn is_name(name: &str) -> bool {
-    is_light(name) && is_directory_name(name)
+    is_light(name) && is_directory_name(name) && !name.chars().any(char::is_control)
 }
 
 /// Puts the slots of the light queues in `list` into `slots`, in that order. Those that are missing
@@ -136,7 +137,7 @@ mod tests {
     fn a_name_that_is_none_is_refused_with_the_name() {
         assert_eq!(check_names("%LMQ%a,%LMQ%b+c,"), Ok(()));
         let long = format!("%LMQ%{}", "x".repeat(251));
-        for name in ["Orders", "", "%LMQ%/../x", &long] {
+        for name in ["Orders", "", "%LMQ%/../x", "%LMQ%a\nb", &long] {
             let error = check_names(&format!("%LMQ%a,{name},%LMQ%b"));
             assert_eq!(error, Err(LightError::Name(name.to_owned())));
         }

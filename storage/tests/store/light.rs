@@ -1,6 +1,7 @@
 //! Light queues: entered with dense offsets, across crashes, copies of records and removal.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime};
 
 use saturnmq_storage::append_queue::{AppendFailure, PushError};
 use saturnmq_storage::config::StoreConfig;
@@ -154,7 +155,7 @@ fn a_message_enters_each_light_queue_that_it_names_at_the_offset_in_its_property
 fn light_queues_and_their_next_offsets_come_back_from_the_log_after_a_crash() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let mut config = small_config(dir.path());
-    config.resume_interval = std::time::Duration::from_secs(3600);
+    config.resume_interval = Duration::from_secs(3600);
     let (store, mut sending) = opened(&config);
     send(&mut sending, &store, 0..100);
     drop((store, sending));
@@ -209,7 +210,7 @@ fn a_queue_named_twice_or_the_messages_own_one_gets_one_entry() {
 fn a_copy_of_a_record_in_a_retry_topic_takes_no_place_of_the_first_one() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let mut config = small_config(dir.path());
-    config.resume_interval = std::time::Duration::from_secs(3600);
+    config.resume_interval = Duration::from_secs(3600);
     let (store, mut sending) = opened(&config);
     send(&mut sending, &store, 0..30);
     let retry = store.queue_or_create("%RETRY%g", 0);
@@ -289,7 +290,7 @@ fn properties_that_outgrow_their_length_with_the_offsets_are_refused_and_take_no
 fn a_light_queue_that_was_removed_begins_anew_also_after_a_crash() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let mut config = small_config(dir.path());
-    config.resume_interval = std::time::Duration::from_secs(3600);
+    config.resume_interval = Duration::from_secs(3600);
     let (store, mut sending) = opened(&config);
     send(&mut sending, &store, 0..20);
     store.remove_topic("%LMQ%every").expect("removed");
@@ -343,4 +344,54 @@ fn a_place_that_4_9_gave_to_a_message_that_comes_again_is_kept() {
     let (store, _sending) = opened(&config);
     assert_eq!(bodies(&store, "%LMQ%every"), [0, 1, 2]);
     store.close().expect("close");
+}
+
+#[test]
+fn light_queues_lose_their_expired_entries_and_keep_their_offsets() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let mut config = small_config(dir.path());
+    config.retention.disk_max_used_percent = 95;
+    config.retention.clean_file_forcibly = false;
+    let (store, mut sending) = opened(&config);
+    let (count, names) = (2000u32, ["%LMQ%every"]);
+    let properties = text(&names);
+    let mut end = 0;
+    for number in 0..count {
+        let body = format!("{number:0500}");
+        let what = (properties.as_bytes(), body.as_bytes());
+        push(&mut sending, &store, ("Orders", &names), what).expect("push");
+        if number % 50 == 49 {
+            for _ in 0..50 {
+                end = sending.sender.wait().end;
+            }
+        }
+    }
+    wait_dispatched(&store, end);
+    let files = store.watermarks().appended() / config.commit_log_file_size;
+    assert!(files >= 3);
+    let later = SystemTime::now() + Duration::from_secs(73 * 3600);
+    let limit = Instant::now() + Duration::from_secs(30);
+    let mut deleted = 0;
+    while deleted < files {
+        let report = store.retention_round(later, true).expect("round");
+        deleted += report.deleted_log_files as u64;
+        assert!(Instant::now() < limit, "no resume point");
+        std::thread::yield_now();
+    }
+    let left = |store: &Store| {
+        let first = store.queue("%LMQ%every", 0).expect("queue").min_offset() as u32;
+        assert!(first > 0);
+        let expected: Vec<_> = (first..count).collect();
+        assert_eq!(bodies(store, "%LMQ%every"), expected);
+        let next = store
+            .queue("%LMQ%every", 0)
+            .map(|queue| queue.next_offset());
+        assert_eq!(next, Some(i64::from(count)));
+    };
+    left(&store);
+    drop((store, sending));
+    let (store, _sending) = opened(&config);
+    left(&store);
+    store.close().expect("close");
+    check_files(&config);
 }
