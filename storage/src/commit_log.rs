@@ -3,12 +3,14 @@
 //! What must always hold: a record and eight more bytes fit in its file, or the record starts the
 //! next file behind a blank record (docs/format.md, End-of-file record).
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 
 use crate::format::message;
+use crate::former_run;
 
 /// As [`message::BLANK_SIZE`], in the type of log offsets.
 pub const BLANK_SIZE: u64 = message::BLANK_SIZE as u64;
@@ -74,9 +76,19 @@ pub struct LogStatus {
     no_space: AtomicBool,
     /// Why the next file cannot be made, if it is not for lack of space.
     unmakable: ArcSwapOption<String>,
+    /// Which says what a crash can leave in the log; `None` if nothing does.
+    abort: Option<PathBuf>,
 }
 
 impl LogStatus {
+    /// Of a log whose `abort` stands there.
+    pub(crate) fn announced_in(abort: PathBuf) -> LogStatus {
+        LogStatus {
+            abort: Some(abort),
+            ..LogStatus::default()
+        }
+    }
+
     /// Why the log is read-only for good, if it is.
     pub fn read_only(&self) -> Option<&Arc<str>> {
         self.latched.get()
@@ -99,6 +111,13 @@ impl LogStatus {
     /// Makes the log read-only for good; the first reason stays.
     pub(crate) fn latch(&self, why: &str) {
         self.latched.get_or_init(|| Arc::from(why));
+    }
+
+    /// A sync of the log failed: notes it for the start after a kill.
+    pub(crate) fn sync_failed(&self) {
+        if let Some(abort) = &self.abort {
+            former_run::void_bound(abort);
+        }
     }
 
     pub(crate) fn set_no_space(&self, no_space: bool) {

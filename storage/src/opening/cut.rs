@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::{Opening, make_directory};
 use crate::error::{FileError, OpenError};
 use crate::format::record::RecordError;
-use crate::former_run::FormerRun;
+use crate::former_run::{self, FormerRun};
 use crate::layout::file_name;
 use crate::log_window::{LogWindow, WindowLimits};
 use crate::medium::{self, sync_directory};
@@ -153,6 +153,9 @@ impl Opening<'_> {
             if base + self.config.commit_log_file_size > from {
                 let path = self.window.path_of(*base);
                 let synced = File::open(&path).and_then(|file| medium::sync_file(&file));
+                if synced.is_err() {
+                    former_run::void_bound(&self.layout.abort());
+                }
                 synced.map_err(FileError::at("sync", &path))?;
             }
         }

@@ -453,7 +453,10 @@ where
                 Ok(_) if self.status.read_only().is_none() => self.marks.advance_durable(upto),
                 Ok(_) => {}
                 Err(_) if seeded(Fault::SyncAgain) => {}
-                Err(error) => self.latch(&format!("a sync of the commit log failed: {error}")),
+                Err(error) => {
+                    self.status.sync_failed();
+                    self.latch(&format!("a sync of the commit log failed: {error}"));
+                }
             }
             return;
         }

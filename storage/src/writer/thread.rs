@@ -19,6 +19,7 @@ use crate::disk::probe::{DiskPlan, Engine, FORCE, LARGEST_BLOCK, probe};
 use crate::disk::uring::UringDisk;
 use crate::dispatch::DispatchSender;
 use crate::error::{CloseError, FileError, OpenError};
+use crate::layout::Layout;
 use crate::metrics::WriteMetrics;
 use crate::preparer::{FirstFile, PreparedFiles, Preparer, Removals, Work, first_file};
 use crate::segments::{Segment, Segments, is_no_space};
@@ -168,7 +169,8 @@ pub(crate) fn lay_out<Q>(
     let base = geometry.base(start.end);
     let active = open_active(&segments, base, start.end, &mut tail_writer)
         .map_err(FileError::at("open", &segments.path(base)))?;
-    let status = Arc::new(LogStatus::default());
+    let abort = Layout::new(&config.root).abort();
+    let status = Arc::new(LogStatus::announced_in(abort));
     let next = first_wanted(&active, &geometry, start.end);
     status.set_no_space(active.is_none());
     let (work, files) = Work::new(

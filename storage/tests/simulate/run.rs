@@ -271,6 +271,7 @@ impl Run {
     fn power_cut(&mut self, expected: &mut Expected) {
         self.counts.cuts += 1;
         self.state.borrow_mut().cut();
+        crate::former_run::lose_page_cache();
         expected.end = End::PowerCut;
         expected.at_least = expected.at_least.min(expected.durable);
     }

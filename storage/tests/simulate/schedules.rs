@@ -109,6 +109,7 @@ impl Run {
 
     fn cut(&mut self) {
         self.state.borrow_mut().cut();
+        crate::former_run::lose_page_cache();
     }
 
     /// The store holds what it must.

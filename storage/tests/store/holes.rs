@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use saturnmq_storage::config::{FlushMode, StoreConfig};
 
-use crate::damage::{BODY, COUNT, crashed, flip, forget_entries, served, without};
+use crate::damage::{BODY, COUNT, crashed, flip, forget_entries, rebooted, served, without};
 use crate::support::{Sender, copy_store, open};
 
 /// The log's files by name.
@@ -193,6 +193,7 @@ fn log_files_behind_the_end_are_put_aside_and_can_be_put_back() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let root = dir.path().join("store");
     let (mut config, places) = crashed(&root, FlushMode::Async);
+    rebooted(&root);
     flip(&config, places[50] + 500);
     let before = contents(&root);
     let opened = open(&config).expect("open");

@@ -63,14 +63,16 @@ fn damage_below_the_resume_point_is_never_a_torn_tail() {
 
 #[test]
 fn damage_before_a_record_that_was_dispatched_is_no_torn_tail() {
-    for (lost, at) in [(195usize, 500), (196, 5), (197, 1)] {
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let (config, places) = crashed(dir.path(), FlushMode::Sync);
-        flip(&config, places[lost] + at);
-        let opened = open(&config).expect("open");
-        assert_eq!(opened.report.log_end, end_of(&places), "{lost}");
-        assert_eq!(served(&opened), without(&[lost as u32]), "{lost}");
-        go_on(&config, opened, 100);
+    for flush in [FlushMode::Sync, FlushMode::Async] {
+        for (lost, at) in [(195usize, 500), (196, 5), (197, 1)] {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let (config, places) = crashed(dir.path(), flush);
+            flip(&config, places[lost] + at);
+            let opened = open(&config).expect("open");
+            assert_eq!(opened.report.log_end, end_of(&places), "{flush:?} {lost}");
+            assert_eq!(served(&opened), without(&[lost as u32]), "{flush:?} {lost}");
+            go_on(&config, opened, 100);
+        }
     }
 }
 
@@ -95,6 +97,22 @@ fn offsets_of_dispatched_records_stay_given_although_the_records_are_damaged() {
             assert_eq!(served(&opened), without(lost), "{lost:?}");
             go_on(&config, opened, 100);
         }
+    }
+}
+
+#[test]
+fn after_a_kill_without_syncs_damage_costs_only_the_damaged_records() {
+    for (at, lost) in [(500, 50u32), (5, 51), (1, 52)] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (config, places) = crashed(dir.path(), FlushMode::Async);
+        flip(&config, places[lost as usize] + at);
+        // Nothing but the log tells.
+        fs::remove_dir_all(dir.path().join("consumequeue")).expect("remove");
+        fs::remove_dir_all(dir.path().join("index")).expect("remove");
+        let opened = open(&config).expect("open");
+        assert_eq!(opened.report.log_end, end_of(&places), "byte {at}");
+        assert_eq!(served(&opened), without(&[lost]), "byte {at}");
+        go_on(&config, opened, 100);
     }
 }
 
