@@ -2,7 +2,8 @@
 //!
 //! What must always hold: the file that is being written is read with O_DIRECT only, never through
 //! the page cache (docs/durability.md, "Promises"), and a window never shows bytes that were
-//! not yet written when it was filled. Sealed files go through the page cache, which reads ahead.
+//! not yet written when it was filled. Sealed files go through the page cache, which reads ahead; a
+//! start, which walks along a log nobody writes to, has it read ahead past the page cache.
 
 use std::fs::File;
 use std::io;
@@ -13,6 +14,10 @@ use crate::disk::aligned::{ALIGNMENT, AlignedMemory};
 use crate::disk::probe::LARGEST_BLOCK;
 use crate::error::FileError;
 use crate::layout::file_name;
+
+mod ahead;
+
+use ahead::{PIECE_BYTES, ROOM_BYTES, Walk};
 
 /// Read at a time when reading on in order, in bytes.
 pub const SCAN_BYTES: usize = 256 << 10;
@@ -41,8 +46,13 @@ pub struct LogWindow {
     file_size: u64,
     files: Vec<OpenFile>,
     memory: Option<AlignedMemory>,
+    /// Log offset of the first byte that is held.
     start: u64,
+    /// Where that is in the memory.
+    at: usize,
     filled: usize,
+    /// `None` if nothing is read ahead.
+    walk: Option<Walk>,
 }
 
 impl LogWindow {
@@ -55,7 +65,18 @@ impl LogWindow {
             files: Vec::new(),
             memory: None,
             start: 0,
+            at: 0,
             filled: 0,
+            walk: None,
+        }
+    }
+
+    /// As [`LogWindow::new`], for a walk along a log nobody writes to: what is asked for with
+    /// [`WindowLimits::QUIET`], one part behind the other, is read ahead.
+    pub fn walking(directory: &Path, file_size: u64) -> LogWindow {
+        LogWindow {
+            walk: Some(Walk::default()),
+            ..LogWindow::new(directory, file_size)
         }
     }
 
@@ -100,13 +121,16 @@ impl LogWindow {
             return Ok(None);
         }
         let held = offset >= self.start && end <= self.start + self.filled as u64;
-        if !held && !self.fill(offset, size.max(ahead), limits)? {
+        let filled = held
+            || (limits == WindowLimits::QUIET && self.walk_on(offset, size))
+            || self.fill(offset, size.max(ahead), limits)?;
+        if !filled {
             return Ok(None);
         }
         if end > self.start + self.filled as u64 {
             return Ok(None);
         }
-        let from = (offset - self.start) as usize;
+        let from = self.at + (offset - self.start) as usize;
         // Held memory exists: `fill` made it, or `filled` would be 0 and the range empty.
         Ok(self
             .memory
@@ -140,6 +164,9 @@ impl LogWindow {
     pub fn forget(&mut self) {
         self.filled = 0;
         self.files.clear();
+        if let Some(walk) = &mut self.walk {
+            walk.leaves();
+        }
     }
 
     /// Memory to read the log at `offset` into, in bytes.
@@ -168,6 +195,46 @@ impl LogWindow {
         let readable = limits.end.saturating_sub(start);
         let len = (read.min(most) as u64).min(readable) as usize;
         Ok((len > 0).then_some(len))
+    }
+
+    /// Holds the next piece of a walk, and before it what is held already of the bytes asked for;
+    /// false, and nothing held is lost, if that does not give them.
+    fn walk_on(&mut self, offset: u64, size: usize) -> bool {
+        let end = self.start + self.filled as u64;
+        let follows = self.filled > 0 && (self.start..=end).contains(&offset);
+        let another = self.another();
+        let Some(walk) = &mut self.walk else {
+            return false;
+        };
+        if !follows {
+            walk.leaves();
+            return false;
+        }
+        // Longer ones are read once more.
+        if size > PIECE_BYTES || end - offset > ROOM_BYTES as u64 {
+            return false;
+        }
+        let Some(mut piece) = walk.piece(another, end, offset) else {
+            return false;
+        };
+        let carried = piece.start.saturating_sub(offset) as usize;
+        if carried > 0 {
+            let held = self.at + (offset - self.start) as usize;
+            let from = self.memory.as_mut();
+            let from = from.and_then(|memory| memory.as_mut_slice().get(held..held + carried));
+            // Held memory exists, and goes on up to where the first piece begins.
+            let Some(from) = from.filter(|_| carried as u64 <= end - offset) else {
+                walk.leaves();
+                return false;
+            };
+            piece.memory.as_mut_slice()[ROOM_BYTES - carried..ROOM_BYTES].copy_from_slice(from);
+        }
+        walk.give_back(self.memory.take());
+        self.start = piece.start - carried as u64;
+        self.at = ROOM_BYTES - carried;
+        self.filled = carried + piece.len;
+        self.memory = Some(piece.memory);
+        offset + size as u64 <= self.start + self.filled as u64
     }
 
     fn fill(&mut self, offset: u64, size: usize, limits: WindowLimits) -> Result<bool, FileError> {
@@ -206,6 +273,7 @@ impl LogWindow {
         let read = read_at(&opened.file, target, start - base)
             .map_err(FileError::at("read", &opened.path))?;
         self.start = start;
+        self.at = 0;
         self.filled = (read.min(wanted) as u64).min(limits.end.saturating_sub(start)) as usize;
         Ok(true)
     }
@@ -317,6 +385,56 @@ mod tests {
         };
         let found = window.bytes(9000, 3000, direct, SCAN_BYTES).expect("read");
         assert_eq!(found, Some(&bytes[9000..12_000]));
+    }
+
+    #[test]
+    fn a_walk_that_is_read_ahead_sees_what_is_in_the_files() {
+        const FILE: usize = 12 << 20;
+        let bytes: Vec<u8> = (0..2 * FILE as u32 + 5_000_000)
+            .map(|at| (at / 3) as u8 ^ (at >> 12) as u8)
+            .collect();
+        let (dir, _) = log_of(&bytes, FILE);
+        // Records of these sizes; a few that no piece holds, and looks at other places in between.
+        for sizes in [&[1000, 70_000][..], &[300_000, 40], &[5 << 20, 9000]] {
+            let mut window = LogWindow::walking(dir.path(), FILE as u64);
+            let (mut at, mut count) = (0, 0);
+            while at < bytes.len() {
+                let left = (FILE - at % FILE).min(bytes.len() - at);
+                let size = sizes[count % sizes.len()].min(left);
+                let quiet = WindowLimits::QUIET;
+                let looks = [at, 77, at];
+                let looks = if count % 501 == 500 {
+                    &looks[..]
+                } else {
+                    &looks[..1]
+                };
+                for at in looks {
+                    let found = window.bytes(*at as u64, size, quiet, SCAN_BYTES);
+                    let found = found.expect("read").expect("there");
+                    assert!(found == &bytes[*at..*at + size], "{size} bytes at {at}");
+                }
+                (at, count) = (at + size, count + 1);
+            }
+            let behind = window.bytes(at as u64, 8, WindowLimits::QUIET, SCAN_BYTES);
+            assert_eq!(behind.expect("read"), None);
+        }
+    }
+
+    #[test]
+    fn a_walk_is_read_ahead_and_single_looks_are_not() {
+        let (dir, _) = log_of(&vec![7; 8 << 20], 8 << 20);
+        let mut window = LogWindow::walking(dir.path(), 8 << 20);
+        let mut look = |at: u64| {
+            let quiet = WindowLimits::QUIET;
+            let found = window.bytes(at, 8, quiet, LOOK_BYTES).expect("read");
+            assert!(found.is_some());
+            window.memory.as_ref().map_or(0, AlignedMemory::len)
+        };
+        for at in [0, 1 << 20, 4096, 2 << 20, 9000, 3 << 20] {
+            assert_eq!(look(at), SCAN_BYTES);
+        }
+        let held: Vec<usize> = (0..40).map(|page| look(page * 4096)).collect();
+        assert!(held.last() > Some(&PIECE_BYTES), "{held:?}");
     }
 
     #[test]

@@ -427,7 +427,7 @@ impl Opening<'_> {
         rebuild.units = Units::of(self.config);
         let mut progress = Progress::new(from, self.log_limit());
         let size = self.config.commit_log_file_size;
-        let mut window = LogWindow::new(self.layout.commit_log(), size);
+        let mut window = LogWindow::walking(self.layout.commit_log(), size);
         let found = scan(&mut window, &range, &mut |scanned| {
             progress.at(scanned.offset);
             rebuild.record(scanned)
