@@ -105,7 +105,8 @@ impl ConsumeQueue {
             .is_some_and(|newest| newest.base > last.base)
             || (behind < file_size && look(&last_file, &last.path, behind)?.is_some());
         if goes_on && let Some(newest) = found.files.last() {
-            queue.seen_end = last_seen(&newest.path, file_size)?;
+            let from = if newest.base == last.base { place } else { 0 };
+            queue.seen_end = last_seen(&newest.path, from, file_size)?;
         }
         let first_entry = look(&open_for_look(&first.path)?, &first.path, 0)?;
         let all_kept = first_entry
@@ -148,10 +149,24 @@ fn open_for_look(path: &Path) -> Result<File, ConsumeQueueError> {
     File::open(path).map_err(|source| failed(path, source))
 }
 
-/// Log offset after the record of the last entry at the front of a file, by a few looks.
-fn last_seen(path: &Path, file_size: u64) -> Result<u64, ConsumeQueueError> {
+/// Log offset after the record of the last entry of those that stand one behind the other in a
+/// file from `from` on, where there is one: most queues end within a page of it, so that is looked
+/// at first, and the rest by a few looks.
+fn last_seen(path: &Path, from: u64, file_size: u64) -> Result<u64, ConsumeQueueError> {
     let file = open_for_look(path)?;
-    let (mut low, mut high, mut seen) = (0, file_size / ENTRY, 0);
+    let mut bytes = [0; STEP * ENTRY_SIZE];
+    let near = &mut bytes[..((file_size - from) as usize).min(STEP * ENTRY_SIZE)];
+    file.read_exact_at(near, from)
+        .map_err(|source| failed(path, source))?;
+    let mut seen = 0;
+    for entry in near.as_chunks().0 {
+        match ConsumeEntry::decode(entry) {
+            None => return Ok(seen),
+            Some(entry) if entry.is_pre_blank() => {}
+            Some(entry) => seen = entry.end(),
+        }
+    }
+    let (mut low, mut high) = ((from + near.len() as u64) / ENTRY, file_size / ENTRY);
     while low < high {
         let middle = low + (high - low) / 2;
         match look(&file, path, middle * ENTRY)? {
@@ -238,6 +253,24 @@ mod tests {
         let queue = queue(dir.path(), &[0, 1]);
         let placed = queue.append_in_place(1 << 40, entry(2)).unwrap();
         assert_eq!(placed, Placed::Displaced { at: 2 });
+    }
+
+    #[test]
+    fn what_stands_behind_a_known_end_is_seen_near_and_far() {
+        for count in [1, 2, 150, 201, 900] {
+            let dir = tempfile::tempdir().unwrap();
+            let (size, budget) = (20_000, MapBudget::new(10));
+            let queue = ConsumeQueue::empty(dir.path(), "T", 0, size, &budget);
+            for number in 0..count {
+                queue.append(number, entry(number as u64)).unwrap();
+            }
+            drop(queue);
+            let known = KnownEnd { max: 1, log_min: 0 };
+            let found = ConsumeQueue::look_at_ending(dir.path(), "T", 0, size, &budget, known);
+            let (queue, goes_on) = found.unwrap().unwrap();
+            assert_eq!(goes_on, count > 1, "{count}");
+            assert_eq!(queue.seen_end(), entry(count as u64 - 1).end(), "{count}");
+        }
     }
 
     #[test]
