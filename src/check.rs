@@ -9,7 +9,7 @@ use saturnmq_net::probe::{self, Engine};
 use saturnmq_storage::config::RetentionConfig;
 use saturnmq_storage::disk::probe::DiskPlan;
 use saturnmq_storage::retention::DiskSpace;
-use saturnmq_storage::{format::checkpoint::Checkpoint, lock, trial};
+use saturnmq_storage::{format::checkpoint::Checkpoint, lock, regular, trial};
 use serde::Serialize;
 
 use crate::config::{Config, Resolved};
@@ -260,7 +260,7 @@ fn clock(root: &Path) -> Vec<Line> {
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.map_or(0, |since| since.as_millis() as i64);
-    let stored = std::fs::read(root.join("checkpoint"));
+    let stored = regular::read(&root.join("checkpoint"));
     let newest = stored.map_or(0, |bytes| Checkpoint::decode(&bytes).log_timestamp);
     if newest > now + 1000 {
         let found = format!(

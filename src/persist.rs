@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use saturnmq_storage::regular;
 use thiserror::Error;
 use tokio::sync::Notify;
 
@@ -484,12 +485,13 @@ fn read_state<T>(
     path: &Path,
     parse: &impl Fn(&[u8]) -> Result<T, String>,
 ) -> Result<Read<T>, LoadError> {
-    match std::fs::read(path) {
+    match regular::read(path) {
         Ok(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => Ok(Read::Absent),
         Ok(bytes) => Ok(parse(&bytes).map_or_else(Read::Damaged, Read::Good)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Read::Absent),
-        Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
-            Ok(Read::Damaged("it is a directory".to_owned()))
+        // A directory, or something else that is no file.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            Ok(Read::Damaged(error.to_string()))
         }
         Err(source) => Err(LoadError::Io {
             path: path.to_path_buf(),
@@ -513,6 +515,7 @@ pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     make_directory(directory)?;
     let temporary = with_suffix(path, ".tmp");
+    remove_what_is_no_file(&temporary)?;
     let mut file = std::fs::File::create(&temporary)?;
     file.write_all(content)?;
     file.sync_all()?;
@@ -520,6 +523,14 @@ pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     keep_backup(path)?;
     std::fs::rename(&temporary, path)?;
     std::fs::File::open(directory)?.sync_all()
+}
+
+/// Removes a FIFO, a socket or a device: it is only a name, and opening it may wait for ever.
+fn remove_what_is_no_file(path: &Path) -> io::Result<()> {
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() && !found.is_dir() => std::fs::remove_file(path),
+        _ => Ok(()),
+    }
 }
 
 /// Makes a directory and those it lies in, durably.
@@ -540,6 +551,10 @@ fn make_directory(directory: &Path) -> io::Result<()> {
 fn keep_backup(path: &Path) -> io::Result<()> {
     let backup = with_suffix(path, ".bak");
     let staged = with_suffix(path, ".bak.tmp");
+    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        // What stands there holds nothing; the backup is the last that did.
+        return Ok(());
+    }
     match std::fs::remove_file(&staged) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

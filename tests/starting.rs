@@ -1,10 +1,14 @@
 //! Starts of the real process on what a former run, or an operator, left.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
-use crate::serve::{Running, directory};
+use crate::serve::{Running, directory, program, refusal};
 
 #[test]
 fn a_start_right_after_a_kill_gets_its_ports() {
@@ -49,6 +53,116 @@ fn a_directory_in_place_of_a_state_file_does_not_hide_its_backup() {
     let running = Running::start(dir.path(), &[]);
     let line = running.wait_for_log("its .bak is used instead");
     assert!(line.contains("it is a directory"), "{line}");
+}
+
+/// A FIFO in the place of a file; opening it the usual way waits for ever.
+fn put_fifo(path: &Path) {
+    // It may not be there.
+    let _ = fs::remove_file(path);
+    mkfifo(path, Mode::S_IRWXU).expect("FIFO");
+}
+
+fn verify(dir: &Path) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_saturnmq"));
+    let shape = ["--set", "maxHashSlotNum=1000", "--set", "maxIndexNum=4000"];
+    command.arg("inspect").arg(dir).arg("--verify").args(shape);
+    let output = command.output().expect("the binary runs");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn a_fifo_in_the_place_of_a_file_is_named_and_nobody_waits_for_it() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    assert_eq!(running.send("Orders", b"one").code, 0);
+    assert_eq!(running.stop().code(), Some(0));
+    for name in [
+        "lock",
+        "abort",
+        "checkpoint",
+        "saturnmq.resume",
+        "saturnmq.resume.tmp",
+        "saturnmq.removed",
+        "timerwheel",
+        "config/timercheck",
+        "config/consumerOffset.json",
+        "config/topicQueueMapping.json",
+    ] {
+        let path = dir.path().join(name);
+        let before = fs::read(&path).ok();
+        let backup = path.with_extension("json.bak");
+        let held = fs::read(&backup).ok();
+        // It may not be there.
+        let _ = fs::remove_file(&backup);
+        put_fifo(&path);
+        let mut command = program(dir.path());
+        command.args(["--set", "mappedFileSizeCommitLog=1048576"]);
+        let sentence = refusal(command);
+        let named = sentence.contains(path.to_str().expect("path"));
+        assert!(named && sentence.contains("a FIFO"), "{sentence}");
+        if name != "config/topicQueueMapping.json" {
+            let found = verify(dir.path());
+            assert!(found.contains(name) && found.contains("a FIFO"), "{found}");
+        }
+        fs::remove_file(&path).expect("remove");
+        for (path, bytes) in [(path, before), (backup, held)] {
+            if let Some(bytes) = bytes {
+                fs::write(path, bytes).expect("write");
+            }
+        }
+    }
+    let conf = dir.path().join("broker.conf");
+    put_fifo(&conf);
+    let mut command = program(dir.path());
+    command.arg("-c").arg(&conf);
+    let sentence = refusal(command);
+    assert!(
+        sentence.contains("a FIFO, and must be a file"),
+        "{sentence}"
+    );
+    let running = Running::start(dir.path(), &[]);
+    assert_eq!(running.stop().code(), Some(0));
+}
+
+#[test]
+fn a_fifo_in_the_place_of_a_state_file_or_its_copies_hides_and_stops_nothing() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    for topic in ["First", "Second"] {
+        assert_eq!(running.send(topic, b"one").code, 0);
+    }
+    assert_eq!(running.stop().code(), Some(0));
+    let config = dir.path().join("config");
+    for name in ["topics.json", "topics.json.tmp", "topics.json.bak.tmp"] {
+        put_fifo(&config.join(name));
+    }
+    let running = Running::start(dir.path(), &[]);
+    let line = running.wait_for_log("its .bak is used instead");
+    assert!(line.contains("it is a FIFO"), "{line}");
+    assert_eq!(running.send("Third", b"one").code, 0);
+    assert_eq!(running.stop().code(), Some(0));
+    let kept = fs::read_to_string(config.join("topics.json")).expect("text");
+    assert!(kept.contains("First") && kept.contains("Third"), "{kept}");
+    let backup = fs::read_to_string(config.join("topics.json.bak")).expect("text");
+    assert!(backup.contains("First"), "{backup}");
+}
+
+#[test]
+fn a_configuration_is_read_from_a_pipe() {
+    let dir = directory();
+    let serve = format!(
+        "{} serve -c <(echo flushDiskType=NEVER) --data-dir {}",
+        env!("CARGO_BIN_EXE_saturnmq"),
+        dir.path().display()
+    );
+    let output = Command::new("bash")
+        .arg("-c")
+        .arg(serve)
+        .output()
+        .expect("bash");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("flushDiskType"), "{text}");
 }
 
 #[test]

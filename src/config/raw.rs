@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use saturnmq_storage::regular;
 use thiserror::Error;
 
 use super::keys::{self, Effect};
@@ -92,7 +93,7 @@ impl RawConfig {
             problem,
         };
         let mut bytes = Vec::new();
-        std::fs::File::open(path)
+        open(path)
             .and_then(|file| file.take(FILE_MAX + 1).read_to_end(&mut bytes))
             .map_err(|e| unreadable(e.to_string()))?;
         if bytes.len() as u64 > FILE_MAX {
@@ -210,6 +211,16 @@ pub(super) fn quoted(text: &str) -> String {
         short.push_str("...");
     }
     short
+}
+
+/// Opens a configuration. A pipe that this process was given (`-c <(...)`) is read like a file; a
+/// FIFO with a name could keep the start waiting for somebody who writes to it.
+fn open(path: &Path) -> std::io::Result<std::fs::File> {
+    // The name of a pipe without one leads nowhere.
+    match path.exists() && path.canonicalize().is_err() {
+        true => std::fs::File::open(path),
+        false => regular::open(path),
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use saturnmq_storage::inspect::{Finding, Verified};
+use saturnmq_storage::regular;
 use serde_json::Value;
 
 use crate::persist::File;
@@ -79,12 +80,12 @@ fn member(file: File) -> Option<&'static str> {
 }
 
 fn read(path: &Path, file: File) -> Found {
-    let bytes = match std::fs::read(path) {
+    let bytes = match regular::read(path) {
         Ok(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => return Found::Empty,
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Found::Absent,
-        Err(error) if error.kind() == ErrorKind::IsADirectory => {
-            return Found::Damaged("it is a directory".into());
+        Err(error) if error.kind() == ErrorKind::InvalidInput => {
+            return Found::Damaged(error.to_string());
         }
         Err(error) => return Found::Damaged(format!("it cannot be read: {error}")),
     };

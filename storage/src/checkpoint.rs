@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::format::checkpoint::{CHECKPOINT_FIELDS, CHECKPOINT_SIZE, Checkpoint};
-use crate::medium;
+use crate::{medium, regular};
 
 /// The checkpoint file cannot be read or written.
 #[derive(Debug, Error)]
@@ -35,12 +35,9 @@ impl CheckpointFile {
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let open = || -> io::Result<(File, Checkpoint)> {
             let file = medium::name(path, || {
-                OpenOptions::new()
-                    .read(true)
-                    .write(true)
-                    .create(true)
-                    .truncate(false)
-                    .open(path)
+                let mut options = OpenOptions::new();
+                options.read(true).write(true).create(true).truncate(false);
+                regular::open_with(path, &mut options)
             })?;
             let stored = read(&file)?;
             if file.metadata()?.len() < CHECKPOINT_SIZE as u64 {

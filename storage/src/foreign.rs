@@ -2,11 +2,11 @@
 //! before anything is opened, locked or created, so that the directory stays as it was
 //! (docs/migration.md, "What is refused").
 
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::layout::{Layout, LayoutError, entries, list_fixed_files};
+use crate::regular;
 
 /// State that Apache keeps in RocksDB below `config/`: directory and what stands in it.
 const ROCKS_STATE: [(&str, &str); 5] = [
@@ -96,15 +96,16 @@ fn tiers(path: &Path) -> Result<(), LayoutError> {
 
 /// A static topic's queues stand on several brokers under numbers of their own.
 fn static_topics(path: &Path) -> Result<(), LayoutError> {
-    let text = match fs::read_to_string(path) {
+    let bytes = match regular::read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(source) => {
             let path = path.into();
             return Err(LayoutError::Directory { path, source });
         }
-        Ok(text) => text,
+        Ok(bytes) => bytes,
     };
     // Apache writes the table of a broker that never had one, too: empty.
+    let text = String::from_utf8_lossy(&bytes);
     let table: String = text.split_whitespace().collect();
     if table.is_empty() || table.contains("\"topicQueueMappingInfoMap\":{}") {
         return Ok(());
@@ -115,6 +116,8 @@ fn static_topics(path: &Path) -> Result<(), LayoutError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn refusal(file: &str, text: &str) -> String {

@@ -14,8 +14,8 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use crate::config::{FlushMode, StoreConfig};
 use crate::error::FileError;
 use crate::layout::Layout;
-use crate::medium;
 use crate::writer::IN_FLIGHT_BYTES;
+use crate::{medium, regular};
 
 /// What the second line begins with; a number of bytes follows, when the lock was written, and
 /// where the bound holds only as long as the page cache does, what tells page caches apart.
@@ -122,8 +122,8 @@ impl FormerRun {
     /// Reads `abort`. A text that cannot be read says nothing, and so gives no bound.
     pub(crate) fn of(layout: &Layout) -> FormerRun {
         let mut text = String::new();
-        let read =
-            File::open(layout.abort()).map(|file| file.take(READ_MAX).read_to_string(&mut text));
+        let read = regular::open(&layout.abort())
+            .map(|file| file.take(READ_MAX).read_to_string(&mut text));
         match read {
             Err(error) if error.kind() == io::ErrorKind::NotFound => FormerRun::Closed,
             Ok(Ok(_)) => match (bound_in(&text), locked_at(layout)) {

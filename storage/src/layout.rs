@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::format::names::is_directory_name;
-use crate::side_by_side;
+use crate::{regular, side_by_side};
 
 /// Digits of the name of a commit-log or consume-queue file.
 pub const NAME_DIGITS: usize = 20;
@@ -237,38 +237,61 @@ impl Layout {
 /// Sees that what stands at the places of the store's files and directories is of their kind;
 /// changes nothing.
 pub(crate) fn check_kinds(layout: &Layout) -> Result<(), LayoutError> {
+    wrong_kinds(layout).next().map_or(Ok(()), Err)
+}
+
+/// Whatever stands at the place of a file or directory of the store and is of another kind.
+pub(crate) fn wrong_kinds(layout: &Layout) -> impl Iterator<Item = LayoutError> + use<> {
     let files = [
         layout.lock(),
         layout.abort(),
         layout.checkpoint(),
         layout.resume(),
+        layout.resume().with_extension("resume.tmp"),
+        layout.removed_topics(),
+        layout.removed_topics().with_extension("removed.tmp"),
+        layout.timer_wheel(),
+        layout.timer_check(),
     ];
     let directories = [
         layout.root().to_path_buf(),
         layout.commit_log().to_path_buf(),
         layout.consume_queues(),
+        layout.extensions(),
         layout.index(),
         layout.config(),
+        layout.timer_log(),
     ];
-    let files = files.into_iter().map(|path| (path, false));
-    let directories = directories.into_iter().map(|path| (path, true));
-    for (path, directory) in directories.chain(files) {
-        let found = match (fs::metadata(&path), fs::symlink_metadata(&path)) {
-            (Ok(found), _) if found.is_dir() == directory => continue,
-            (Ok(found), _) if found.is_dir() => "a directory",
-            (Ok(_), _) => "no directory",
-            (Err(_), Ok(link)) if link.is_symlink() => "a link that leads nowhere",
-            // Whoever needs it meets the same error.
-            _ => continue,
+    let directories = directories.into_iter().filter_map(|path| {
+        let found = match found_at(&path)? {
+            "a directory" => return None,
+            link @ "a link that leads nowhere" => link,
+            _ => "no directory",
         };
-        let wanted = if directory { "directory" } else { "file" };
-        return Err(LayoutError::Kind {
+        let wanted = "directory";
+        Some(LayoutError::Kind {
             path,
             found,
             wanted,
-        });
-    }
-    Ok(())
+        })
+    });
+    let files = files.into_iter().filter_map(|path| {
+        let found = found_at(&path).filter(|found| *found != "a file")?;
+        let wanted = "file";
+        Some(LayoutError::Kind {
+            path,
+            found,
+            wanted,
+        })
+    });
+    directories.chain(files)
+}
+
+/// What stands at a path; `None` if nothing does, or it cannot be told: whoever needs it meets the
+/// same error.
+fn found_at(path: &Path) -> Option<&'static str> {
+    let found = fs::metadata(path).or_else(|_| fs::symlink_metadata(path));
+    Some(regular::kind(found.ok()?.file_type()))
 }
 
 /// Directory of one queue below `consume_queues`; an error when the topic cannot be one.
@@ -432,6 +455,15 @@ fn queues_of_topic(path: &Path) -> Result<Vec<(String, i32)>, LayoutError> {
     Ok(queues)
 }
 
+/// Whether reading a directory failed because there is none: what is in its place instead is told
+/// by [`wrong_kinds`].
+pub(crate) fn is_none(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
+}
+
 /// What stands in a directory; nothing when there is none.
 pub(crate) fn entries(directory: &Path) -> Result<Vec<PathBuf>, LayoutError> {
     let unreadable = |source| LayoutError::Directory {
@@ -439,7 +471,7 @@ pub(crate) fn entries(directory: &Path) -> Result<Vec<PathBuf>, LayoutError> {
         source,
     };
     match fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) if is_none(&error) => Ok(Vec::new()),
         Err(error) => Err(unreadable(error)),
         Ok(list) => list
             .map(|entry| entry.map(|entry| entry.path()).map_err(unreadable))
@@ -539,22 +571,40 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let layout = Layout::new(root.path());
         check_kinds(&layout).unwrap();
+        fs::create_dir(layout.config()).unwrap();
         for path in [
             layout.lock(),
             layout.abort(),
             layout.checkpoint(),
             layout.resume(),
+            root.path().join("saturnmq.resume.tmp"),
+            layout.removed_topics(),
+            layout.timer_wheel(),
+            layout.timer_check(),
         ] {
+            let is = |found: &str| {
+                let refused = check_kinds(&layout).unwrap_err().to_string();
+                let text = format!("{} is {found}, but the store has a file", path.display());
+                assert!(refused.starts_with(&text), "{refused}");
+            };
             fs::create_dir(&path).unwrap();
-            let refused = check_kinds(&layout).unwrap_err().to_string();
-            let text = format!(
-                "{} is a directory, but the store has a file",
-                path.display()
-            );
-            assert!(refused.starts_with(&text), "{refused}");
+            is("a directory");
             fs::remove_dir(&path).unwrap();
+            nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+            is("a FIFO");
+            fs::remove_file(&path).unwrap();
+            std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+            is("a device");
+            fs::remove_file(&path).unwrap();
         }
-        for path in [layout.commit_log().into(), layout.config(), layout.index()] {
+        fs::remove_dir(layout.config()).unwrap();
+        for path in [
+            layout.commit_log().into(),
+            layout.config(),
+            layout.index(),
+            layout.extensions(),
+            layout.timer_log(),
+        ] {
             fs::write(&path, b"x").unwrap();
             let refused = check_kinds(&layout).unwrap_err().to_string();
             let text = format!("{} is no directory, but the store has", path.display());

@@ -22,6 +22,7 @@ pub mod metrics;
 pub mod queue_table;
 pub mod reader;
 pub mod recovery;
+pub mod regular;
 mod removed_topics;
 pub mod resume;
 pub mod retention;

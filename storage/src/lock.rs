@@ -18,7 +18,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::error::{FileError, OpenError};
-use crate::medium;
+use crate::{medium, regular};
 
 /// Device and inode of the lock files this process holds.
 static HELD: Mutex<Option<HashSet<(u64, u64)>>> = Mutex::new(None);
@@ -45,7 +45,7 @@ impl StoreLock {
         if held.contains(&(present.dev(), present.ino())) {
             return Err(locked(root, Some(std::process::id() as i32)));
         }
-        let file = File::open(&path).map_err(FileError::at("open", &path))?;
+        let file = regular::open(&path).map_err(FileError::at("open", &path))?;
         let mut wanted = exclusive();
         fcntl(&file, FcntlArg::F_GETLK(&mut wanted))
             .map_err(|errno| FileError::at("look at", &path)(errno.into()))?;
@@ -111,7 +111,7 @@ pub fn holder(root: &Path) -> std::io::Result<Option<i32>> {
     if ours {
         return Ok(Some(std::process::id() as i32));
     }
-    let file = File::open(&path)?;
+    let file = regular::open(&path)?;
     let mut wanted = exclusive();
     fcntl(&file, FcntlArg::F_GETLK(&mut wanted))?;
     let free = wanted.l_type == libc::F_UNLCK as i16;
@@ -140,12 +140,9 @@ fn locked(root: &Path, holder: Option<i32>) -> OpenError {
 
 fn open_lock_file(path: &PathBuf) -> Result<File, OpenError> {
     let opened = medium::name(path, || {
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        regular::open_with(path, &mut options)
     });
     opened.map_err(|source| match source.kind() {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
@@ -181,7 +178,7 @@ fn lock_directory(root: &Path) -> Result<File, OpenError> {
 
 /// The process that has this lock file locked, where the system tells.
 fn holder_of(path: &Path) -> Option<i32> {
-    let file = File::open(path).ok()?;
+    let file = regular::open(path).ok()?;
     let mut wanted = exclusive();
     fcntl(&file, FcntlArg::F_GETLK(&mut wanted)).ok()?;
     let taken = wanted.l_type != libc::F_UNLCK as i16;

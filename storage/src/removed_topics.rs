@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use crate::error::FileError;
-use crate::medium;
+use crate::{medium, regular};
 
 /// More of the file is not read: some million removals.
 const SIZE_MAX: u64 = 64 << 20;
@@ -26,7 +26,7 @@ pub(crate) fn load(path: &Path) -> RemovedTopics {
     if size > SIZE_MAX {
         return removed;
     }
-    let bytes = fs::read(path).unwrap_or_default();
+    let bytes = regular::read(path).unwrap_or_default();
     for line in String::from_utf8_lossy(&bytes).lines() {
         if let Some((topic, offset)) = parse(line) {
             let at = removed.entry(topic.to_owned()).or_default();
@@ -40,7 +40,7 @@ pub(crate) fn load(path: &Path) -> RemovedTopics {
 pub(crate) fn note(path: &Path, topic: &str, offset: u64) -> io::Result<()> {
     let is_new = !path.exists();
     let mut file = medium::name(path, || {
-        OpenOptions::new().append(true).create(true).open(path)
+        regular::open_with(path, OpenOptions::new().append(true).create(true))
     })?;
     // A line that was torn ends here.
     file.write_all(format!("\n{}\n", line(topic, offset)).as_bytes())?;

@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use crate::format::index_entry::{INDEX_HEADER_SIZE, IndexHeader};
 use crate::index_file::IndexMark;
-use crate::medium;
+use crate::{medium, regular};
 
 const MAGIC: &[u8; 8] = b"SaturnRP";
 const VERSION: u32 = 5;
@@ -114,7 +114,7 @@ impl ResumePoint {
             Ok(metadata) if metadata.len() > SIZE_MAX => return Err(damaged("it is too large")),
             Ok(_) => {}
         }
-        let bytes = fs::read(path).map_err(failed)?;
+        let bytes = regular::read(path).map_err(failed)?;
         Self::decode(&bytes).map(Some).map_err(damaged)
     }
 
@@ -249,7 +249,7 @@ impl ResumePoint {
 /// Makes `bytes` what the file at `temporary` holds, durably: in the place of what it holds
 /// already, if there is one.
 fn write_beside(temporary: &Path, parent: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = match File::options().write(true).open(temporary) {
+    let mut file = match regular::open_with(temporary, File::options().write(true)) {
         Ok(file) => {
             // As long as names are not durable, it may be the resume point of after a crash.
             medium::sync_directory(parent)?;

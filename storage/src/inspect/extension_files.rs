@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::{InspectError, StoreView};
 use crate::format::extension_unit::{HEAD_SIZE, Unit, size_of_unit};
-use crate::layout;
+use crate::{layout, regular};
 
 /// See the module's description.
 pub(super) struct ExtensionFiles {
@@ -39,7 +39,7 @@ impl ExtensionFiles {
         let (base, place) = (position - position % size, position % size);
         if self.open.as_ref().is_none_or(|(open, _)| *open != base) {
             let path = self.directory.join(layout::file_name(base));
-            self.open = Some((base, File::open(path).ok()?));
+            self.open = Some((base, regular::open(&path).ok()?));
         }
         let (_, file) = self.open.as_ref()?;
         self.bytes.clear();

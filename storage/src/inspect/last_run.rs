@@ -1,14 +1,14 @@
 //! What the last run said of the store before it ended: `saturnmq.resume`, `abort`, `checkpoint`.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use super::Finding;
 use crate::format::checkpoint::{CHECKPOINT_FIELDS, Checkpoint};
 use crate::former_run::FormerRun;
 use crate::layout::Layout;
+use crate::regular;
 use crate::removed_topics::{self, RemovedTopics};
 use crate::resume::{ResumeError, ResumePoint, ResumeQueue};
 
@@ -35,14 +35,18 @@ impl LastRun {
     pub fn of(layout: &Layout) -> (LastRun, Vec<Finding>) {
         let mut misfits = Vec::new();
         let checkpoint = read_checkpoint(&layout.checkpoint()).unwrap_or_else(|error| {
-            misfits.push(Finding::file(
-                &layout.checkpoint(),
-                format!("it cannot be read: {error}"),
-            ));
+            // What is no file is told with all of its kind.
+            if error.kind() != ErrorKind::InvalidInput {
+                let problem = format!("it cannot be read: {error}");
+                misfits.push(Finding::file(&layout.checkpoint(), problem));
+            }
             Checkpoint::default()
         });
         let point = load(&layout.resume()).unwrap_or_else(|error| {
             let problem = match error {
+                ResumeError::File { source, .. } if source.kind() == ErrorKind::InvalidInput => {
+                    return None;
+                }
                 ResumeError::Damaged { why, .. } => format!("{why}; the whole log is looked at"),
                 ResumeError::File { source, .. } => format!("it cannot be read: {source}"),
             };
@@ -137,7 +141,7 @@ fn load(path: &Path) -> Result<Option<ResumePoint>, ResumeError> {
 
 fn read_checkpoint(path: &Path) -> std::io::Result<Checkpoint> {
     let mut bytes = Vec::new();
-    match File::open(path) {
+    match regular::open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         file => {
             let fields = file?.take(CHECKPOINT_FIELDS as u64);

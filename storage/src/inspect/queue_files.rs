@@ -1,6 +1,5 @@
 //! The files of one consume queue, read only.
 
-use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -9,6 +8,7 @@ use super::view::list_fitting;
 use super::{Finding, InspectError, StoreView};
 use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
 use crate::layout::{self, FixedFile};
+use crate::regular;
 
 /// Entries read at once.
 const STEP: u64 = 1000;
@@ -146,7 +146,7 @@ impl QueueFiles {
 
 /// Fills `bytes`; false if the file is not there any more.
 pub(super) fn read_exact(path: &Path, at: u64, bytes: &mut [u8]) -> Result<bool, InspectError> {
-    let file = match File::open(path) {
+    let file = match regular::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         other => other.map_err(InspectError::at(path))?,
     };

@@ -13,7 +13,7 @@ use super::wheel::{Changes, write_slots};
 use super::{TimerError, TimerStore};
 use crate::error::FileError;
 use crate::format::timer::{CHECK_SIZE, Check};
-use crate::medium;
+use crate::{medium, regular};
 
 impl TimerStore {
     /// Puts everything on disk and notes how far it is right: messages of slots before `read_ms`
@@ -212,7 +212,7 @@ impl Drop for Running {
 
 /// What `timercheck` says; zeros where there is none.
 pub(super) fn read_check(path: &Path) -> Result<Check, TimerError> {
-    match std::fs::read(path) {
+    match regular::read(path) {
         Ok(bytes) => Ok(Check::decode(&bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Check::default()),
         Err(source) => Err(FileError::at("read", path)(source).into()),
@@ -223,11 +223,9 @@ pub(super) fn read_check(path: &Path) -> Result<Check, TimerError> {
 pub(super) fn write_check(path: &Path, check: &Check) -> Result<(), TimerError> {
     let is_new = !path.exists();
     let open = || {
-        OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false);
+        regular::open_with(path, &mut options)
     };
     let file: File = medium::name(path, open).map_err(FileError::at("open", path))?;
     let write = || {

@@ -17,7 +17,7 @@ use super::TimerError;
 use crate::error::FileError;
 use crate::format::timer::{SLOT_SIZE, Slot, WHEEL_SIZE, WHEEL_SLOTS, slot_index};
 use crate::mapped_file::create_sparse;
-use crate::medium;
+use crate::{medium, regular};
 
 /// Slots that one look at the file reads.
 const BLOCK: u64 = 4096;
@@ -46,7 +46,7 @@ impl Wheel {
             let parent = path.parent().unwrap_or(&path);
             medium::sync_directory(parent).map_err(FileError::at("sync", parent))?;
         }
-        let open = OpenOptions::new().read(true).write(true).open(&path);
+        let open = regular::open_with(&path, OpenOptions::new().read(true).write(true));
         let file = open.map_err(FileError::at("open", &path))?;
         let found = file
             .metadata()
