@@ -212,3 +212,55 @@ fn check_and_the_start_say_the_same_of_this_host() {
         }
     }
 }
+
+#[test]
+fn a_damaged_bit_that_hides_a_message_from_a_filter_is_told_by_inspect() {
+    let dir = directory();
+    let stores = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/stores");
+    let packed = File::open(stores.join("sql-ext-clean-4.9.7.tar.zst")).expect("store");
+    let mut archive = tar::Archive::new(zstd::Decoder::new(packed).expect("zstd"));
+    archive.unpack(dir.path()).expect("unpack");
+    let store = dir.path().join("store");
+    let shape = ["--set", "maxHashSlotNum=100", "--set", "maxIndexNum=400"];
+    let verify = || {
+        let store = store.to_str().expect("path");
+        let arguments = [&["inspect", store, "--verify"][..], &shape[..]].concat();
+        tool(&arguments)
+    };
+    let sound = verify();
+    assert_eq!(exit(&sound), 0, "{}{}", stdout(&sound), stderr(&sound));
+    let path = store.join("consumequeue_ext/GSql/0/00000000000000000000");
+    let whole = fs::read(&path).expect("read");
+    // The first unit that has bits: 14 bytes behind a head of 20.
+    let sizes = |at: &usize| {
+        let size = i16::from_be_bytes([whole[*at], whole[*at + 1]]);
+        usize::try_from(size)
+            .ok()
+            .filter(|size| *size > 0)
+            .map(|size| at + size)
+    };
+    let mut units = std::iter::successors(Some(0), sizes);
+    let unit = units
+        .find(|at| whole[at + 19] == 14)
+        .expect("a unit with bits");
+    let mut told = 0;
+    for at in [unit + 9, unit + 17]
+        .into_iter()
+        .chain(unit + 20..unit + 34)
+    {
+        for bit in (0..8).filter(|bit| whole[at] >> bit & 1 == 1) {
+            let mut changed = whole.clone();
+            changed[at] ^= 1 << bit;
+            fs::write(&path, changed).expect("write");
+            let found = verify();
+            assert_eq!(
+                exit(&found),
+                1,
+                "bit {bit} of byte {at}: {}",
+                stdout(&found)
+            );
+            told += i32::from(stdout(&found).contains("it passes"));
+        }
+    }
+    assert_eq!(told, 3);
+}

@@ -14,6 +14,7 @@ use arc_swap::ArcSwap;
 use saturnmq_storage::dispatch::BitsOfRecord;
 use saturnmq_storage::format::extension_unit::Unit;
 use saturnmq_storage::format::record::Record;
+use saturnmq_storage::inspect::UnitCheck;
 
 use super::Selector;
 use super::bloom::Shape;
@@ -153,12 +154,38 @@ impl Marks {
     pub fn hint(&self, group: &str, topic: &str, expression: &str) -> Option<Arc<Hint>> {
         let topics = self.topics.load();
         let marked = topics.get(topic)?.iter().find(|one| &*one.group == group)?;
-        let hint = || Hint {
+        (&*marked.expression == expression).then(|| Arc::new(self.hint_of(marked)))
+    }
+
+    fn hint_of(&self, marked: &Marked) -> Hint {
+        Hint {
             positions: Arc::clone(&marked.positions),
             bytes: self.shape.bytes(),
             born: marked.born.load(Ordering::SeqCst),
-        };
-        (&*marked.expression == expression).then(|| Arc::new(hint()))
+        }
+    }
+}
+
+impl UnitCheck for Marks {
+    fn problem(&self, record: &Record<'_>, unit: &Unit<'_>) -> Option<String> {
+        let topics = self.topics.load();
+        let mut work = 0;
+        let hidden = topics.get(record.topic())?.iter().find(|one| {
+            let hint = self.hint_of(one);
+            !hint.may_match(unit) && one.selector.matches(record.properties(), &mut work)
+        })?;
+        Some(format!(
+            "which says that its record is none for group {}, whose filter {:?} it passes",
+            hidden.group, hidden.expression
+        ))
+    }
+}
+
+impl std::fmt::Debug for Marks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Marks")
+            .field("shape", &self.shape)
+            .finish_non_exhaustive()
     }
 }
 
@@ -252,6 +279,30 @@ mod tests {
         assert!(hint.may_match(&unit(&[], 6)), "without bits");
         assert!(marks.hint("g_sql", "GSql", "price > 11").is_none());
         assert!(marks.hint("other", "GSql", "price > 10").is_none());
+    }
+
+    #[test]
+    fn a_unit_that_hides_its_record_from_a_group_is_told_with_the_group() {
+        let marks = Marks::new(Shape::new(20, 32));
+        marks.load("g_sql", "GSql", "price > 10", 5);
+        let bytes = record("GSql", "price\u{1}11\u{2}", 6);
+        let passing = Record::decode(&bytes).unwrap();
+        let whole = bits(&marks, &bytes);
+        assert_eq!(marks.problem(&passing, &unit(&whole, 6)), None);
+        let mut told = 0;
+        for bit in 0..whole.len() * 8 {
+            let mut changed = whole.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            let problem = marks.problem(&passing, &unit(&changed, 6));
+            let hides = changed[bit / 8] < whole[bit / 8];
+            assert_eq!(problem.is_some(), hides, "bit {bit}");
+            told += problem.map_or(0, |text| i32::from(text.contains("g_sql")));
+            assert_eq!(marks.problem(&passing, &unit(&changed, 5)), None);
+        }
+        assert_eq!(told, 3);
+        let bytes = record("GSql", "price\u{1}10\u{2}", 6);
+        let failing = Record::decode(&bytes).unwrap();
+        assert_eq!(marks.problem(&failing, &unit(&[0; 14], 6)), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! and for an Apache broker that goes on with the store.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Deserialize;
@@ -219,6 +220,21 @@ impl RegisteredFilters {
             marks,
             kept_ms: settings.kept_ms,
         })
+    }
+
+    /// The filters in `config/consumerFilter.json` below `root`, to look at units with; `None` if
+    /// there is no such file, or none that can be read.
+    pub fn look(root: &Path, settings: &FilterSettings) -> Option<Marks> {
+        let persist = Persist::new(root);
+        let file = persist.load(File::ConsumerFilters, parse).ok().flatten()?;
+        let shape = Shape::new(settings.error_percent, settings.expected_groups);
+        let marks = Marks::new(shape);
+        for (topic, filters) in known(file, shape) {
+            for (group, StoredFilter { filter, .. }) in filters.group_filter_data {
+                marks.load(&group, &topic, &filter.expression, filter.born_time);
+            }
+        }
+        Some(marks)
     }
 
     /// What finds the bits of units; `None` if they get none.

@@ -15,6 +15,7 @@ use saturnmq_storage::layout::Layout;
 use serde_json::{Value, json};
 
 use crate::config::{Config, Options, RawConfig};
+use crate::filter::registered::RegisteredFilters;
 
 /// Findings shown to people; JSON has all that were kept.
 const FINDINGS_SHOWN: usize = 50;
@@ -128,7 +129,8 @@ fn open(look: &Look) -> Result<StoreView, String> {
         set: look.set.clone(),
         ..Options::default()
     });
-    let store = resolved.map_err(|e| e.to_string())?.config.store;
+    let config = resolved.map_err(|e| e.to_string())?.config;
+    let store = &config.store;
     let given = |key: &str| raw.get(key).is_some();
     let index = (given("maxHashSlotNum") || given("maxIndexNum")).then_some(IndexShape {
         slots: store.index_slots,
@@ -140,7 +142,12 @@ fn open(look: &Look) -> Result<StoreView, String> {
     }
     let log_file = given("mappedFileSizeCommitLog").then_some(store.commit_log_file_size);
     let queue_file = given("mappedFileSizeConsumeQueue").then(|| store.queue_file_size());
-    StoreView::open(layout, log_file, queue_file, index).map_err(|e| e.to_string())
+    let view = StoreView::open(layout, log_file, queue_file, index);
+    let mut view = view.map_err(|e| e.to_string())?;
+    if let Some(marks) = RegisteredFilters::look(&look.dir, &config.filters) {
+        view.units = Some(Box::new(marks));
+    }
+    Ok(view)
 }
 
 fn verify(view: &StoreView) -> Result<Verified, String> {

@@ -31,7 +31,7 @@ pub use index_files::{IndexFileView, IndexFiles};
 pub use queue_check::is_of;
 pub use queue_files::QueueFiles;
 pub use verify::{Finding, LogLook, Verified, verify};
-pub use view::{Shape, StoreView, ViewError};
+pub use view::{Shape, StoreView, UnitCheck, ViewError};
 
 /// Bytes read at once.
 const WINDOW: usize = 1 << 20;

@@ -288,7 +288,7 @@ impl<'v> QueueCheck<'v> {
                 }
             }
             Some(entry) if entry.physical_offset == offset => {
-                if let Some(wrong) = differs(&entry, record, &mut queue.extension) {
+                if let Some(wrong) = differs(self.view, &entry, record, &mut queue.extension) {
                     let (file, position) = queue.files.place(at);
                     findings.at_file(&file, position, format!("entry {} {wrong}", name()));
                 }
@@ -415,6 +415,7 @@ impl QueueCheck<'_> {
 
 /// What of an entry is not its record's.
 fn differs(
+    view: &StoreView,
     entry: &ConsumeEntry,
     record: &Record<'_>,
     extension: &mut ExtensionFiles,
@@ -442,9 +443,13 @@ fn differs(
         ));
     }
     let (found, time) = (unit.store_timestamp, record.store_timestamp());
-    (found != time).then(|| {
-        format!("names the extension unit at {at} with store time {found}, its record's is {time}")
-    })
+    if found != time {
+        return Some(format!(
+            "names the extension unit at {at} with store time {found}, its record's is {time}"
+        ));
+    }
+    let problem = view.units.as_ref()?.problem(record, &unit)?;
+    Some(format!("names the extension unit at {at}, {problem}"))
 }
 
 fn finish_queue(

@@ -8,7 +8,9 @@ use thiserror::Error;
 
 use super::last_run::LastRun;
 use super::{Finding, InspectError, LogLook};
+use crate::format::extension_unit::Unit;
 use crate::format::index_entry::IndexShape;
+use crate::format::record::Record;
 use crate::layout::{FixedFile, Layout, LayoutError, parse_file_name};
 use crate::{layout, lock};
 
@@ -57,8 +59,18 @@ pub struct StoreView {
     pub log_files: Vec<FixedFile>,
     /// Files that do not belong where they are.
     pub misfits: Vec<Finding>,
+    /// Looks at what units of queue entries say of consumer filters, if anything can.
+    pub units: Option<Box<dyn UnitCheck>>,
     /// What the last run left said about them.
     pub(crate) last_run: LastRun,
+}
+
+/// Knows what the extension unit of a record must say (docs/format.md, "Extension unit"): the
+/// broker's consumer filters do.
+pub trait UnitCheck: std::fmt::Debug {
+    /// What is wrong with the unit of a record, as the rest of a sentence; nothing if it can be
+    /// right.
+    fn problem(&self, record: &Record<'_>, unit: &Unit<'_>) -> Option<String>;
 }
 
 impl StoreView {
@@ -82,10 +94,15 @@ impl StoreView {
             move |source| ViewError::Unreadable { path, source }
         };
         layout::list_queues(&layout.consume_queues())?;
-        let held_by = lock::holder(layout.root()).map_err(unreadable(&layout.lock()))?;
+        let mut misfits: Vec<Finding> = layout::wrong_kinds(&layout).map(misfit_of).collect();
+        let held_by = match misfits.iter().any(|misfit| misfit.file == layout.lock()) {
+            true => None,
+            false => lock::holder(layout.root()).map_err(unreadable(&layout.lock()))?,
+        };
         let found = list(layout.commit_log()).map_err(unreadable(layout.commit_log()))?;
         let log_file = log_file.or(most_frequent(&found.files)).unwrap_or(1 << 30);
-        let (last_run, misfits) = LastRun::of(&layout);
+        let (last_run, unread) = LastRun::of(&layout);
+        misfits.extend(unread);
         let queue_file = match queue_file.or(last_run.queue_file_size()) {
             Some(size) => size,
             None => queue_file_size(&layout)?.unwrap_or(6_000_000),
@@ -101,6 +118,7 @@ impl StoreView {
             held_by,
             log_files: Vec::new(),
             misfits,
+            units: None,
             last_run,
         };
         view.shape.index = index.or_else(|| view.default_index());
@@ -195,6 +213,21 @@ impl StoreView {
     }
 }
 
+/// Something of another kind in the place of a file or directory.
+fn misfit_of(wrong: LayoutError) -> Finding {
+    match wrong {
+        LayoutError::Kind {
+            path,
+            found,
+            wanted,
+        } => {
+            let text = format!("it is {found}, but the store has a {wanted} there");
+            Finding::file(&path, text)
+        }
+        other => Finding::file(Path::new(""), other.to_string()),
+    }
+}
+
 /// What a directory holds.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
@@ -209,7 +242,7 @@ pub(super) struct Listing {
 pub(super) fn list(directory: &Path) -> io::Result<Listing> {
     let mut found = Listing::default();
     let entries = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+        Err(error) if layout::is_none(&error) => return Ok(found),
         other => other?,
     };
     for entry in entries {
