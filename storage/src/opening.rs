@@ -184,6 +184,7 @@ impl Opening<'_> {
         let found = self.scan_log(&table, &index, index_complete)?;
         let log_end = found.end;
         shrunk::tell(&table, &self.known, self.known_to, log_end)?;
+        self.tell_gone(log_end);
         self.note_shrunk(&found)?;
         // A resume point that names more than there is would bring it back.
         let cut = self.cut_entries(&table, &index, log_end)?;
@@ -428,8 +429,12 @@ impl Opening<'_> {
         let mut progress = Progress::new(from, self.log_limit());
         let size = self.config.commit_log_file_size;
         let mut window = LogWindow::walking(self.layout.commit_log(), size);
+        let tells = !self.whole;
         let found = scan(&mut window, &range, &mut |scanned| {
             progress.at(scanned.offset);
+            if tells {
+                self.tell_moved(&scanned);
+            }
             rebuild.record(scanned)
         })?;
         rebuild.finish(self.log_min())?;

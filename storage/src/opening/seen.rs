@@ -15,8 +15,10 @@ use super::Opening;
 use crate::consume_queue::SIZE_KEY;
 use crate::error::{FileError, OpenError};
 use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
+use crate::format::record::Record;
 use crate::former_run::FormerRun;
-use crate::layout::{self, list_fixed_files};
+use crate::layout::{self, LayoutError, list_fixed_files};
+use crate::rebuild::for_each_entry;
 use crate::side_by_side;
 
 /// Bytes of a queue file that are read at once.
@@ -29,23 +31,66 @@ const PLACES_MAX: usize = 128 << 10;
 pub(super) struct Seen {
     /// Queue offset behind the last entry, by topic and queue id.
     pub(super) next: BTreeMap<(String, i32), i64>,
-    /// Sizes of records that have an entry, by log offset.
-    places: HashMap<u64, u32>,
-    /// Log offset behind the last of these records.
+    /// The entries of records, by log offset.
+    places: HashMap<u64, Place>,
+    /// Log offset behind the last of these records; 0 where entries prove nothing.
     pub(super) to: u64,
+    /// Entries of records that no file of the log can hold.
+    beyond: u64,
+}
+
+/// An entry.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    size: u32,
+    /// Its queue's place in the list of queues.
+    queue: usize,
+    queue_offset: i64,
 }
 
 /// What one queue has behind its known end.
 #[derive(Default)]
 struct Behind {
     next: i64,
-    entries: Vec<ConsumeEntry>,
+    /// With their queue offsets.
+    entries: Vec<(i64, ConsumeEntry)>,
+    /// The last of all name records that no file of the log can hold: so many.
+    beyond: u64,
 }
 
 impl Seen {
     /// Whether a record of this size at this place has an entry.
     pub(super) fn has(&self, place: u64, size: u32) -> bool {
-        self.places.get(&place) == Some(&size)
+        self.to > 0
+            && self
+                .places
+                .get(&place)
+                .is_some_and(|found| found.size == size)
+    }
+
+    /// The queue, as its place in the list of queues, and the queue offset of the entry of the
+    /// record at a log offset, if the record says that it belongs elsewhere.
+    pub(super) fn contradicts(
+        &self,
+        record: &Record<'_>,
+        offset: u64,
+        queues: &[(String, i32)],
+    ) -> Option<(usize, i64)> {
+        let place = self.places.get(&offset)?;
+        let (topic, queue_id) = &queues[place.queue];
+        let mut same = false;
+        let _ = for_each_entry(record, offset, &[], &mut |placed| {
+            same |= (placed.topic, placed.queue_id) == (topic.as_str(), *queue_id)
+                && placed.queue_offset == place.queue_offset;
+            Ok::<_, ()>(())
+        });
+        (!same).then_some((place.queue, place.queue_offset))
+    }
+
+    /// How many entries name records behind `log_end`.
+    pub(super) fn behind(&self, log_end: u64) -> u64 {
+        let behind = self.places.keys().filter(|place| **place >= log_end);
+        behind.count() as u64 + self.beyond
     }
 }
 
@@ -55,7 +100,8 @@ impl Opening<'_> {
         let says_something = match self.former {
             FormerRun::Bounded(_) => true,
             FormerRun::Closed => self.resume.is_none(),
-            FormerRun::Unbounded => false,
+            // They prove nothing then; what is missing is told by them.
+            FormerRun::Unbounded => self.resume.is_some(),
         };
         if !says_something || self.in_doubt() || self.began_again {
             return Ok(());
@@ -64,17 +110,26 @@ impl Opening<'_> {
             self.behind(topic, *queue_id)
         });
         let mut seen = Seen::default();
-        for (queue, behind) in self.queues.iter().zip(found) {
+        let proves = self.former != FormerRun::Unbounded;
+        for (number, (queue, behind)) in self.queues.iter().zip(found).enumerate() {
             let behind = behind?;
-            if let Some(last) = behind.entries.last() {
+            if proves && (!behind.entries.is_empty() || behind.beyond > 0) {
                 seen.next.insert(queue.clone(), behind.next);
-                seen.to = seen.to.max(last.end());
+                let last = behind.entries.last();
+                seen.to = seen.to.max(last.map_or(0, |(_, entry)| entry.end()));
             }
-            let places = behind.entries.iter();
-            seen.places
-                .extend(places.map(|entry| (entry.physical_offset, entry.size)));
+            seen.beyond += behind.beyond;
+            let places = behind.entries.iter().map(|(queue_offset, entry)| {
+                let place = Place {
+                    size: entry.size,
+                    queue: number,
+                    queue_offset: *queue_offset,
+                };
+                (entry.physical_offset, place)
+            });
+            seen.places.extend(places);
         }
-        if self.former != FormerRun::Closed {
+        if proves && self.former != FormerRun::Closed {
             self.known_to = self.known_to.max(seen.to);
             self.durable_to = self.durable_to.max(seen.to);
         }
@@ -88,8 +143,13 @@ impl Opening<'_> {
         let size = self.config.queue_file_size();
         let directory = layout::queue_directory(&self.layout.consume_queues(), topic, queue_id)?;
         // Files that are not as they should be are made again, and say nothing.
-        let Ok(found) = list_fixed_files(&directory, size, SIZE_KEY) else {
-            return Ok(Behind::default());
+        let found = match list_fixed_files(&directory, size, SIZE_KEY) {
+            Ok(found) => found,
+            // What is no file refuses the start: before anything is changed.
+            Err(error @ (LayoutError::Kind { .. } | LayoutError::Foreign { .. })) => {
+                return Err(error.into());
+            }
+            Err(_) => return Ok(Behind::default()),
         };
         let known = self
             .known
@@ -130,15 +190,23 @@ impl Opening<'_> {
                 let Some(entry) = ConsumeEntry::decode(entry) else {
                     return Ok(false);
                 };
-                let before = behind.entries.last().map_or(0, |before| before.end());
+                let before = behind.entries.last().map_or(0, |(_, before)| before.end());
                 if !entry.is_pre_blank() {
-                    if entry.physical_offset < before || entry.end() > self.log_limit() {
+                    let is_beyond = entry.end() > self.log_limit();
+                    let counts = !self.former.is_closed();
+                    if entry.physical_offset < before || (is_beyond && !counts) {
                         return Ok(false);
                     }
-                    if behind.entries.len() == PLACES_MAX {
-                        behind.entries.drain(..PLACES_MAX / 2);
+                    if is_beyond {
+                        behind.beyond += 1;
+                    } else {
+                        if behind.entries.len() == PLACES_MAX {
+                            behind.entries.drain(..PLACES_MAX / 2);
+                        }
+                        behind.entries.push((behind.next, entry));
+                        // One among others is damaged.
+                        behind.beyond = 0;
                     }
-                    behind.entries.push(entry);
                 }
                 behind.next += 1;
             }

@@ -5,6 +5,7 @@ use crate::error::OpenError;
 use crate::layout::LayoutError;
 use crate::queue_table::QueueTable;
 use crate::rebuild::KnownQueues;
+use crate::recovery::Scanned;
 
 impl Opening<'_> {
     /// Refuses a log whose files end before the resume point, up to which the last run had made it
@@ -22,6 +23,46 @@ impl Opening<'_> {
             known_to,
         }
         .into())
+    }
+}
+
+impl Opening<'_> {
+    /// Tells what queue entries know of messages that the log does not have, where no resume point
+    /// does.
+    pub(super) fn tell_gone(&self, log_end: u64) {
+        let messages = self.seen.behind(log_end);
+        if messages == 0 || self.known_to > log_end {
+            return;
+        }
+        tracing::warn!(
+            path = %self.window.path_of(log_end).display(),
+            log_end,
+            messages,
+            "queue entries name messages behind the log's end: they are gone. A power cut takes \
+             messages so only under ASYNC_FLUSH; if a file of the log is missing or was replaced, \
+             stop the broker before anybody sends, put it back and start once with \
+             --rebuild-queues"
+        );
+    }
+
+    /// Tells a record that says it belongs elsewhere than the queue entry that was made of it: its
+    /// header is damaged, and its message is missing in the queue that it was sent to.
+    pub(super) fn tell_moved(&self, scanned: &Scanned<'_>) {
+        let (record, offset) = (&scanned.record, scanned.offset);
+        let Some((queue, at)) = self.seen.contradicts(record, offset, &self.queues) else {
+            return;
+        };
+        let (topic, queue_id) = &self.queues[queue];
+        tracing::warn!(
+            path = %self.window.path_of(offset).display(),
+            offset,
+            entry = %format_args!("{topic}/{queue_id}@{at}"),
+            record = %format_args!(
+                "{}/{}@{}", record.topic(), record.queue_id(), record.queue_offset()
+            ),
+            "the record at this log offset is of another place than the queue entry that was made \
+             of it: its header is damaged, and the entry goes"
+        );
     }
 }
 

@@ -13,10 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::StoreConfig;
+use crate::consume_queue::UnitLook;
 use crate::dispatch::Waker;
 use crate::format::consume_entry::ConsumeEntry;
 use crate::format::message::MessageParts;
 use crate::medium::{Request, Witness, listen};
+use crate::queue_table::Queue;
 use crate::store::Store;
 use crate::store::start::Parts;
 
@@ -139,9 +141,16 @@ fn send(config: &StoreConfig, numbers: std::ops::Range<usize>, close: bool) -> V
     ends
 }
 
+/// The same whose queue entries have extension units.
+fn extended(root: &Path) -> StoreConfig {
+    let mut config = config(root);
+    config.write_extensions = true;
+    config.extension_file_size = 256;
+    config
+}
+
 /// A store with a resume point before its end, killed.
-fn killed(root: &Path) -> Killed {
-    let config = config(root);
+fn killed(config: StoreConfig) -> Killed {
     let mut ends = send(&config, 0..BEFORE, true);
     ends.extend(send(&config, BEFORE..ALL, false));
     Killed {
@@ -194,8 +203,9 @@ fn close(store: &Killed) {
     opened.store.close().unwrap();
 }
 
-/// First, end, and next offset of a queue; and its entries.
-type Ends = (i64, i64, i64, Vec<Option<ConsumeEntry>>);
+/// First, end, and next offset of a queue; and its entries, with what their units say in place of
+/// the addresses.
+type Ends = (i64, i64, i64, Vec<Option<(ConsumeEntry, Option<i64>)>>);
 
 /// What a start comes to.
 #[derive(Debug, PartialEq, Eq)]
@@ -207,6 +217,21 @@ struct Result {
     /// The log from its beginning to its end, and what stands behind it in its file.
     log: Vec<u8>,
     aside: BTreeSet<String>,
+}
+
+/// An entry with its tag code, and the store time that its unit has, if it has one.
+fn with_unit(queue: &Queue, entry: ConsumeEntry) -> (ConsumeEntry, Option<i64>) {
+    let mut bytes = Vec::new();
+    match queue.unit(entry.tags_code, false, &mut bytes) {
+        UnitLook::Found(unit) => {
+            let tags_code = unit.tags_code;
+            (
+                ConsumeEntry { tags_code, ..entry },
+                Some(unit.store_timestamp),
+            )
+        }
+        _ => (entry, None),
+    }
 }
 
 /// Starts without a thread; `None` if it was killed.
@@ -235,6 +260,7 @@ fn start(config: &StoreConfig, kill_at: Option<u64>) -> Option<Result> {
         for queue in table.all() {
             let (min, max) = (queue.min_offset(), queue.max_offset());
             let entries = (min..max).map(|offset| queue.entry(offset).unwrap());
+            let entries = entries.map(|entry| entry.map(|entry| with_unit(&queue, entry)));
             let ends = (min, max, queue.next_offset(), entries.collect());
             let name = (queue.topic.to_string(), queue.queue_id);
             if max > 0 || queue.next_offset() > 0 {
@@ -290,6 +316,15 @@ fn copy(from: &Path, to: &Path) {
 
 /// Kills starts of a spoiled store at each step; what an undisturbed one comes to.
 fn check(what: &str, spoil: impl Fn(&mut Killed)) -> Result {
+    check_of(what, config, spoil)
+}
+
+/// As [`check`], of a store with this configuration.
+fn check_of(
+    what: &str,
+    config: impl Fn(&Path) -> StoreConfig,
+    spoil: impl Fn(&mut Killed),
+) -> Result {
     let place = Path::new("/dev/shm");
     let place = place.is_dir().then_some(place);
     let dir = match place {
@@ -297,7 +332,7 @@ fn check(what: &str, spoil: impl Fn(&mut Killed)) -> Result {
         None => tempfile::tempdir().unwrap(),
     };
     let original = dir.path().join("original");
-    let mut store = killed(&original);
+    let mut store = killed(config(&original));
     spoil(&mut store);
     let mut config = store.config.clone();
     let root = dir.path().join("copy");
@@ -438,5 +473,77 @@ fn a_start_killed_at_any_step_after_an_orderly_stop_changes_nothing() {
         close(store);
         damage(store, ALL - 1);
         lose(store, "saturnmq.resume");
+    });
+}
+
+/// Puts the content of one file of the store into another one.
+fn put_over(store: &Killed, from: &str, to: &str) {
+    let root = &store.config.root;
+    fs::copy(root.join(from), root.join(to)).unwrap();
+}
+
+/// The newest index file.
+fn index_file(store: &Killed) -> std::path::PathBuf {
+    let files = fs::read_dir(store.config.root.join("index")).unwrap();
+    files.map(|entry| entry.unwrap().path()).max().unwrap()
+}
+
+#[test]
+fn a_start_killed_at_any_step_over_damaged_queues_and_index_changes_nothing() {
+    let first = format!("consumequeue/T/0/{:020}", 0);
+    let other = format!("consumequeue/T/1/{:020}", 0);
+    let last = format!("consumequeue/T/0/{:020}", 600);
+    for closed in [false, true] {
+        let all = check("a queue file missing", |store| {
+            if closed {
+                close(store);
+            }
+            lose(store, &first);
+        });
+        assert_eq!(all.queues.len(), 3);
+        let same = check("another's entries, and all made again", |store| {
+            if closed {
+                close(store);
+            }
+            put_over(store, &other, &last);
+            store.config.rebuild_queues = true;
+        });
+        assert_eq!(same.queues, all.queues);
+        check("index file of zeros", |store| {
+            if closed {
+                close(store);
+            }
+            let path = index_file(store);
+            let len = fs::metadata(&path).unwrap().len();
+            fs::write(&path, vec![0; len as usize]).unwrap();
+        });
+        check("checkpoint of another file's bytes", |store| {
+            if closed {
+                close(store);
+            }
+            put_over(store, &first, "checkpoint");
+        });
+    }
+}
+
+#[test]
+fn a_start_killed_at_any_step_over_lost_units_changes_nothing() {
+    let all = check_of("units", extended, |_| ());
+    let lost = check_of("units and queues lost", extended, |store| {
+        lose(store, "consumequeue_ext");
+        lose(store, "consumequeue");
+    });
+    assert_eq!(lost.queues, all.queues);
+    check_of("a queue's units lost", extended, |store| {
+        lose(store, "consumequeue_ext/T/1");
+    });
+    check_of("units of zeros", extended, |store| {
+        let path = format!("consumequeue_ext/T/0/{:020}", 0);
+        fs::write(store.config.root.join(path), [0; 256]).unwrap();
+    });
+    check_of("torn tail", extended, |store| {
+        damage(store, BEFORE + 10);
+        lose(store, "consumequeue");
+        lose(store, "index");
     });
 }
