@@ -81,8 +81,15 @@ fn check_messages(golden: &Golden, store: &Store) {
             );
             assert_eq!(record["storeSize"], message.size, "{}", golden.name);
             assert_eq!(record["bodySize"], message.body.len(), "{}", golden.name);
+            assert_eq!(
+                record["bodySha256"],
+                sha256(&message.body),
+                "{}",
+                golden.name
+            );
         }
     }
+    check_survivors(golden, &seen);
     let damaged_store = golden.name.starts_with("crc-");
     assert_eq!(damaged_reads, u32::from(damaged_store), "{}", golden.name);
     let queued = |record: &&&Value| {
@@ -101,6 +108,43 @@ fn check_messages(golden: &Golden, store: &Store) {
         assert!(
             place >= log_end || seen.contains(&place) || !record["bad"].is_null(),
             "{}: {place} is lost",
+            golden.name
+        );
+    }
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    use sha2::{Digest, Sha256};
+    let digest = Sha256::digest(bytes);
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whatever the damage of a crash variant must leave was served.
+fn check_survivors(golden: &Golden, seen: &BTreeSet<u64>) {
+    let must = &golden.manifest["how"]["mustSurvive"];
+    let Some(before) = must["recordsBefore"].as_u64() else {
+        return;
+    };
+    let from = must["recordsFrom"].as_u64().unwrap_or(0);
+    let number = |record: &Value, key: &str| record[key].as_u64().expect("number");
+    let records = golden.manifest["records"].as_array().expect("records");
+    let whole = |record: &&Value| {
+        let at = record["at"]
+            .as_u64()
+            .unwrap_or(number(record, "physicalOffset"));
+        at >= from && at + number(record, "storeSize") <= before
+    };
+    let kept: Vec<_> = records.iter().filter(whole).collect();
+    if let Some(count) = must["count"].as_u64() {
+        assert_eq!(kept.len() as u64, count, "{}", golden.name);
+    }
+    for record in kept {
+        let place = number(record, "physicalOffset");
+        let is_moved = record["at"].as_u64().is_some_and(|at| at != place);
+        let flag = record["sysFlag"].as_i64().unwrap_or(0) & 12;
+        assert!(
+            seen.contains(&place) || is_moved || matches!(flag, 4 | 12),
+            "{}: {place} did not survive",
             golden.name
         );
     }
