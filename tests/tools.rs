@@ -231,7 +231,7 @@ fn a_damaged_bit_that_hides_a_message_from_a_filter_is_told_by_inspect() {
     assert_eq!(exit(&sound), 0, "{}{}", stdout(&sound), stderr(&sound));
     let path = store.join("consumequeue_ext/GSql/0/00000000000000000000");
     let whole = fs::read(&path).expect("read");
-    // The first unit that has bits: 14 bytes behind a head of 20.
+    // The first unit whose record passes a filter: 14 bytes of bits behind a head of 20.
     let sizes = |at: &usize| {
         let size = i16::from_be_bytes([whole[*at], whole[*at + 1]]);
         usize::try_from(size)
@@ -240,9 +240,8 @@ fn a_damaged_bit_that_hides_a_message_from_a_filter_is_told_by_inspect() {
             .map(|size| at + size)
     };
     let mut units = std::iter::successors(Some(0), sizes);
-    let unit = units
-        .find(|at| whole[at + 19] == 14)
-        .expect("a unit with bits");
+    let has_bits = |at: &usize| whole[at + 19] == 14 && whole[at + 20..at + 34] != [0; 14];
+    let unit = units.find(has_bits).expect("a unit with bits");
     let mut told = 0;
     for at in [unit + 9, unit + 17]
         .into_iter()

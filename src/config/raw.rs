@@ -216,10 +216,12 @@ pub(super) fn quoted(text: &str) -> String {
 /// Opens a configuration. A pipe that this process was given (`-c <(...)`) is read like a file; a
 /// FIFO with a name could keep the start waiting for somebody who writes to it.
 fn open(path: &Path) -> std::io::Result<std::fs::File> {
+    use std::os::unix::fs::FileTypeExt;
+    let is_fifo = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo());
     // The name of a pipe without one leads nowhere.
-    match path.exists() && path.canonicalize().is_err() {
-        true => std::fs::File::open(path),
-        false => regular::open(path),
+    match is_fifo && path.canonicalize().is_ok() {
+        true => regular::open(path),
+        false => std::fs::File::open(path),
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::{FcntlArg, fcntl};
@@ -138,7 +138,7 @@ fn locked(root: &Path, holder: Option<i32>) -> OpenError {
     }
 }
 
-fn open_lock_file(path: &PathBuf) -> Result<File, OpenError> {
+fn open_lock_file(path: &Path) -> Result<File, OpenError> {
     let opened = medium::name(path, || {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
@@ -151,7 +151,7 @@ fn open_lock_file(path: &PathBuf) -> Result<File, OpenError> {
         }
         _ => FileError {
             what: "open",
-            path: path.clone(),
+            path: path.to_path_buf(),
             source,
         }
         .into(),

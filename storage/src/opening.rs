@@ -302,7 +302,10 @@ impl Opening<'_> {
         self.indexed_to = u64::try_from(indexed).unwrap_or(0);
         let vouched = self.resume.as_ref().and_then(|point| point.index.as_ref());
         let complete = match &self.resume {
-            Some(_) if self.former.is_closed() => index.mark().is_some() || vouched.is_none(),
+            // Nothing was put since.
+            Some(_) if self.former.is_closed() => {
+                vouched.is_none_or(|vouched| index.mark().as_ref() == Some(vouched))
+            }
             Some(_) if seeded(Fault::KeepItems) => true,
             Some(_) => index.rewind(vouched)?,
             None if self.former.is_closed() => true,

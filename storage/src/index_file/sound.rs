@@ -6,8 +6,11 @@ impl Index {
     /// Whether the headers are possible, and first and last items are where they say. What stands
     /// between is not looked at.
     pub(crate) fn is_sound(&self) -> bool {
-        self.files.load().iter().all(|file| {
-            let sound = file.is_sound();
+        let files = self.files.load();
+        files.iter().enumerate().all(|(number, file)| {
+            // Only the newest can have no items yet.
+            let is_newest = number + 1 == files.len();
+            let sound = file.is_sound() && (is_newest || file.header().next_item > 1);
             if !sound {
                 let path = file.file.path().display();
                 tracing::warn!(file = %path, "index file is damaged; the index is made again");

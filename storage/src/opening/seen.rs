@@ -56,6 +56,8 @@ struct Behind {
     entries: Vec<(i64, ConsumeEntry)>,
     /// The last of all name records that no file of the log can hold: so many.
     beyond: u64,
+    /// Log offset behind the last of those.
+    beyond_to: u64,
 }
 
 impl Seen {
@@ -193,19 +195,23 @@ impl Opening<'_> {
                 let before = behind.entries.last().map_or(0, |(_, before)| before.end());
                 if !entry.is_pre_blank() {
                     let is_beyond = entry.end() > self.log_limit();
-                    let counts = !self.former.is_closed();
+                    // Files can be missing that the log went on in; what lies further is no entry.
+                    let reach = behind.beyond_to.max(self.log_limit());
+                    let counts = !self.former.is_closed()
+                        && entry.end().saturating_sub(reach) <= self.config.commit_log_file_size;
                     if entry.physical_offset < before || (is_beyond && !counts) {
                         return Ok(false);
                     }
                     if is_beyond {
                         behind.beyond += 1;
+                        behind.beyond_to = entry.end();
                     } else {
                         if behind.entries.len() == PLACES_MAX {
                             behind.entries.drain(..PLACES_MAX / 2);
                         }
                         behind.entries.push((behind.next, entry));
                         // One among others is damaged.
-                        behind.beyond = 0;
+                        (behind.beyond, behind.beyond_to) = (0, 0);
                     }
                 }
                 behind.next += 1;

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::StoreConfig;
-use crate::consume_queue::UnitLook;
 use crate::dispatch::Waker;
 use crate::format::consume_entry::ConsumeEntry;
 use crate::format::message::MessageParts;
@@ -107,7 +106,10 @@ fn send(config: &StoreConfig, numbers: std::ops::Range<usize>, close: bool) -> V
     let mut ends = Vec::new();
     for number in numbers {
         let queue = opened.store.queue_or_create("T", number as i32 % 3);
-        let properties = format!("UNIQ_KEY\u{1}u{number}\u{2}KEYS\u{1}k{number}");
+        let properties = format!(
+            "UNIQ_KEY\u{1}u{number}\u{2}KEYS\u{1}k{number}\u{2}TAGS\u{1}t{}",
+            number % 3
+        );
         let parts = MessageParts {
             topic: "T",
             queue_id: queue.queue_id,
@@ -118,7 +120,7 @@ fn send(config: &StoreConfig, numbers: std::ops::Range<usize>, close: bool) -> V
             store_host: host,
             reconsume_times: 0,
             prepared_transaction_offset: 0,
-            body: &[b'a' + (number % 26) as u8; 900],
+            body: &[b'a' + (number % 26) as u8; 892],
             properties: &[properties.as_bytes()],
         };
         port.push(number as u64, &queue, &parts).unwrap();
@@ -203,9 +205,9 @@ fn close(store: &Killed) {
     opened.store.close().unwrap();
 }
 
-/// First, end, and next offset of a queue; and its entries, with what their units say in place of
-/// the addresses.
-type Ends = (i64, i64, i64, Vec<Option<(ConsumeEntry, Option<i64>)>>);
+/// First, end, and next offset of a queue; and its entries, with their tag codes in place of the
+/// addresses of units.
+type Ends = (i64, i64, i64, Vec<Option<ConsumeEntry>>);
 
 /// What a start comes to.
 #[derive(Debug, PartialEq, Eq)]
@@ -219,19 +221,10 @@ struct Result {
     aside: BTreeSet<String>,
 }
 
-/// An entry with its tag code, and the store time that its unit has, if it has one.
-fn with_unit(queue: &Queue, entry: ConsumeEntry) -> (ConsumeEntry, Option<i64>) {
-    let mut bytes = Vec::new();
-    match queue.unit(entry.tags_code, false, &mut bytes) {
-        UnitLook::Found(unit) => {
-            let tags_code = unit.tags_code;
-            (
-                ConsumeEntry { tags_code, ..entry },
-                Some(unit.store_timestamp),
-            )
-        }
-        _ => (entry, None),
-    }
+/// An entry with its tag code, which may stand in a unit.
+fn with_code(queue: &Queue, entry: ConsumeEntry) -> ConsumeEntry {
+    let tags_code = queue.tags_code(&entry).unwrap_or(entry.tags_code);
+    ConsumeEntry { tags_code, ..entry }
 }
 
 /// Starts without a thread; `None` if it was killed.
@@ -260,7 +253,7 @@ fn start(config: &StoreConfig, kill_at: Option<u64>) -> Option<Result> {
         for queue in table.all() {
             let (min, max) = (queue.min_offset(), queue.max_offset());
             let entries = (min..max).map(|offset| queue.entry(offset).unwrap());
-            let entries = entries.map(|entry| entry.map(|entry| with_unit(&queue, entry)));
+            let entries = entries.map(|entry| entry.map(|entry| with_code(&queue, entry)));
             let ends = (min, max, queue.next_offset(), entries.collect());
             let name = (queue.topic.to_string(), queue.queue_id);
             if max > 0 || queue.next_offset() > 0 {
@@ -537,6 +530,7 @@ fn a_start_killed_at_any_step_over_lost_units_changes_nothing() {
     check_of("a queue's units lost", extended, |store| {
         lose(store, "consumequeue_ext/T/1");
     });
+    // What a tag code is may be lost with the units: then the message is for everybody.
     check_of("units of zeros", extended, |store| {
         let path = format!("consumequeue_ext/T/0/{:020}", 0);
         fs::write(store.config.root.join(path), [0; 256]).unwrap();

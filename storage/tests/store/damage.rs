@@ -252,6 +252,31 @@ fn any_lost_or_cut_queue_or_index_file_is_made_again_byte_for_byte() {
 }
 
 #[test]
+fn an_index_file_that_says_it_has_nothing_is_made_again_after_an_orderly_stop() {
+    for newest in [true, false] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (config, expected) = closed_with_files(dir.path());
+        let files = || {
+            let list = std::fs::read_dir(dir.path().join("index")).expect("list");
+            let mut paths: Vec<_> = list.map(|entry| entry.expect("entry").path()).collect();
+            paths.sort();
+            paths
+        };
+        assert!(files().len() > 1);
+        // The header alone, its page, and all of it.
+        for zeros in [40, 4096, 8440] {
+            let paths = files();
+            let path = if newest { paths.last() } else { paths.first() };
+            let file = OpenOptions::new().write(true).open(path.expect("a file"));
+            let file = file.expect("open");
+            file.write_all_at(&vec![0; zeros], 0).expect("write");
+            let what = format!("newest {newest}, {zeros} bytes of zeros");
+            check_restored(&config, &expected, &what);
+        }
+    }
+}
+
+#[test]
 fn changed_entries_are_made_right_when_queues_are_made_again() {
     for lost in ["", "saturnmq.resume"] {
         let dir = tempfile::tempdir().expect("temporary directory");
