@@ -161,6 +161,12 @@ fn process(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
         broker.services.waiting() as f64,
     )?;
     out.gauge(
+        "services_turn",
+        "How long the services thread has been at the work it is at",
+        Some(&Unit::Seconds),
+        broker.services.turn_ms() as f64 / 1000.0,
+    )?;
+    out.gauge(
         "state_files_failing",
         "State files whose last write failed",
         None,
@@ -209,6 +215,12 @@ fn timers(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
         "Messages that wait for their time",
         None,
         broker.timers.waiting.load(Ordering::Relaxed).max(0) as f64,
+    )?;
+    out.gauge(
+        "timers_standing_still",
+        "Whether messages for a time are not delivered: their files cannot be written",
+        None,
+        f64::from(u8::from(broker.timers.standstill.load().is_some())),
     )?;
     out.gauge(
         "timer_behind",

@@ -31,8 +31,10 @@ use crate::transaction::Close;
 use crate::transaction::check::{Checker, Step};
 
 mod early;
+mod turn;
 
 use early::{Due, Early};
+use turn::Turn;
 
 /// Jobs that may wait for the services thread; more are refused as overload.
 const JOBS: usize = 8192;
@@ -107,6 +109,7 @@ pub struct ServicesHandle {
     jobs: Sender<Job>,
     bell: Bell,
     stopping: Arc<AtomicBool>,
+    turn: Turn,
 }
 
 /// The thread's ends of a [`ServicesHandle`].
@@ -126,6 +129,7 @@ impl ServicesHandle {
             jobs,
             bell: Bell(bell),
             stopping: Arc::clone(&stopping),
+            turn: Turn::default(),
         };
         (
             handle,
@@ -427,6 +431,7 @@ impl Services {
     /// Runs until [`ServicesHandle::stop`].
     pub fn run(mut self) {
         while !self.inbox.stopping.load(Ordering::SeqCst) {
+            self.context.broker.services.turn.begins(steady_ms());
             self.results();
             let more = self.jobs();
             let now = Instant::now();
@@ -565,6 +570,7 @@ impl Services {
         }
         // A job is only looked at here; it stays in its queue.
         let mut select = Select::new();
+        self.context.broker.services.turn.waits();
         select.recv(&self.inbox.rung);
         if !self.early.is_full() {
             select.recv(&self.inbox.jobs);

@@ -77,7 +77,7 @@ fn body<T: serde::de::DeserializeOwned>(answer: &OwnedCommand) -> T {
 }
 
 /// One page over HTTP: status line and body.
-fn page(running: &Running, path: &str) -> (String, String) {
+pub(super) fn page(running: &Running, path: &str) -> (String, String) {
     let address = running.line("http").trim_start_matches("http://");
     let address = address.trim_end_matches('/');
     let mut stream = TcpStream::connect(address).expect("connect");

@@ -17,10 +17,13 @@ use crate::broker::Broker;
 use crate::metrics;
 use connections::Limits;
 
+/// Longest turn of the services thread that counts as work, ms.
+const SERVICES_STUCK_MS: i64 = 10_000;
+
 const HOME: &str = "\
 SaturnMQ
 /healthz  the process serves
-/readyz   messages are taken and state files can be written
+/readyz   messages are taken and delivered, state files can be written
 /metrics  OpenMetrics
 ";
 
@@ -45,7 +48,8 @@ pub async fn serve(broker: Arc<Broker>, listener: TcpListener) {
     connections::serve(listener, routes, Limits::default()).await;
 }
 
-/// 200 while messages are taken and state files can be written; 503 and the reason otherwise.
+/// 200 while messages are taken, delivered in time and state files can be written; 503 and the
+/// reason otherwise.
 async fn ready(State(pages): State<Pages>) -> (StatusCode, String) {
     match not_ready(&pages.broker) {
         None => (StatusCode::OK, "ok\n".to_string()),
@@ -55,9 +59,7 @@ async fn ready(State(pages): State<Pages>) -> (StatusCode, String) {
 
 fn not_ready(broker: &Broker) -> Option<String> {
     let reason = match broker.store.state() {
-        StoreState::Writable => {
-            return broker.persist.failures().first().map(ToString::to_string);
-        }
+        StoreState::Writable => return behind_the_log(broker),
         StoreState::DiskFull => "the disk is full".to_owned(),
         StoreState::NoNextFile(why) => why,
         StoreState::DispatchFault(why) => format!("consume queues cannot be written: {why}"),
@@ -65,6 +67,25 @@ fn not_ready(broker: &Broker) -> Option<String> {
         StoreState::Closed => "the store is closed".to_owned(),
     };
     Some(format!("no messages are taken: {reason}"))
+}
+
+/// What does not work although the log takes messages.
+fn behind_the_log(broker: &Broker) -> Option<String> {
+    if let Some(failure) = broker.persist.failures().first() {
+        return Some(failure.to_string());
+    }
+    if let Some(standstill) = &*broker.timers.standstill.load() {
+        let why = &standstill.why;
+        return Some(format!("messages for a time are not delivered: {why}"));
+    }
+    let turn_ms = broker.services.turn_ms();
+    (turn_ms >= SERVICES_STUCK_MS).then(|| {
+        format!(
+            "delayed messages, transactions and reads of old messages wait: the services thread \
+             has been at one piece of work for {} s",
+            turn_ms / 1000
+        )
+    })
 }
 
 async fn scrape(State(pages): State<Pages>) -> Response {

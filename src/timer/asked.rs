@@ -7,7 +7,7 @@ use crate::handler::properties::{
     self, PropertyScan, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELETES, TIMER_DELIVER_MS,
     TIMER_OUT_MS,
 };
-use crate::handler::{MESSAGE_ILLEGAL, send_checks};
+use crate::handler::{MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE, send_checks};
 
 /// The time for which a message must wait, ms, rounded down; `None` if it is due.
 ///
@@ -27,6 +27,10 @@ pub fn asked(
     if !timers.enabled {
         let remark = "accurate timer message is not enabled, timerWheelEnable is false";
         return Err(send_checks::refused(broker, SYSTEM_ERROR, remark));
+    }
+    if let Some(why) = broker.timers.refusal() {
+        let remark = send_checks::unavailable(&why);
+        return Err(send_checks::refused(broker, SERVICE_NOT_AVAILABLE, remark));
     }
     let live = broker.live.load().timers;
     let now = now_ms();

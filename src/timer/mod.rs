@@ -18,6 +18,7 @@ mod topic;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU64, Ordering};
 
+use arc_swap::ArcSwapOption;
 use saturnmq_storage::format::timer::{Slot, WHEEL_SLOTS, slot_index};
 
 /// What the rest of the broker sees of timers.
@@ -33,6 +34,17 @@ pub struct Timers {
     pub queue_offset: AtomicI64,
     /// Messages that wait in each slot of the wheel; made with the first message.
     slots: OnceLock<Box<[AtomicI32]>>,
+    /// Why they do not go on, if they do not.
+    pub standstill: ArcSwapOption<Standstill>,
+}
+
+/// Why timers do not go on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standstill {
+    /// What failed.
+    pub why: String,
+    /// Whether only a restart helps: nothing is accepted for a time until then.
+    pub lasting: bool,
 }
 
 /// Counters since the start.
@@ -51,6 +63,13 @@ pub struct Counters {
 }
 
 impl Timers {
+    /// Why a message for a time cannot be accepted: it would not come before a restart.
+    pub fn refusal(&self) -> Option<String> {
+        let standstill = self.standstill.load();
+        let lasting = standstill.as_ref().filter(|found| found.lasting)?;
+        Some(lasting.why.clone())
+    }
+
     /// Messages that wait in the slot of a tick.
     pub fn in_slot(&self, tick: i64) -> i64 {
         let count = self.slots.get().and_then(|slots| place(slots, tick));
@@ -100,4 +119,26 @@ fn place(slots: &[AtomicI32], tick: i64) -> Option<&AtomicI32> {
 /// Adds one to a counter.
 fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_accepted_for_a_time_while_only_a_restart_helps() {
+        let timers = Timers::default();
+        assert_eq!(timers.refusal(), None);
+        let stands = |lasting| {
+            let why = "a sync failed".to_owned();
+            timers
+                .standstill
+                .store(Some(Arc::new(Standstill { why, lasting })));
+            timers.refusal()
+        };
+        assert_eq!(stands(false), None, "it is stored and comes later");
+        assert_eq!(stands(true).as_deref(), Some("a sync failed"));
+    }
 }

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use saturnmq_storage::format::hash::java_hash;
-use saturnmq_storage::format::timer::Check;
-use saturnmq_storage::timer::{TimerError, TimerStore};
+use saturnmq_storage::format::timer::{Check, Item};
+use saturnmq_storage::timer::{Scan, TimerError, TimerStore, weight};
 use serde_json::{Map, json};
 
-use crate::answer::{Answer, Reply, SYSTEM_ERROR};
+use crate::answer::{Answer, Reply, ReplySlot, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::core::now_ms;
 use crate::services::ServiceContext;
@@ -45,65 +45,132 @@ pub fn ask(broker: &Broker, question: Question) -> Answer {
 pub(super) struct Answers {
     /// The last numbers and when they are too old.
     kept: Option<(Instant, Vec<u8>)>,
+    /// Who waits for new ones.
+    waiting: Vec<ReplySlot>,
+    census: Option<Census>,
+}
+
+/// Messages that wait, counted by the Java hash of the topic that they are meant for, less those
+/// that delete others.
+#[derive(Debug)]
+struct Census {
+    scan: Scan,
+    /// The first slot whose messages wait.
+    first: i64,
+    precision_ms: i64,
+    counts: HashMap<i32, i64>,
+    /// How long its steps took.
+    took: Duration,
+}
+
+impl Census {
+    fn new(store: &TimerStore, read_ms: i64) -> Self {
+        let precision_ms = store.settings().precision_ms;
+        Self {
+            scan: store.scan(),
+            first: read_ms.div_euclid(precision_ms),
+            precision_ms,
+            counts: HashMap::new(),
+            took: Duration::ZERO,
+        }
+    }
+
+    /// Counts on for a while; false once all is counted.
+    fn step(&mut self, store: &mut TimerStore) -> Result<bool, TimerError> {
+        let begin = Instant::now();
+        let (first, precision_ms, counts) = (self.first, self.precision_ms, &mut self.counts);
+        let more = self.scan.step(store, |_, item: &Item| {
+            if !item.is_filler() && item.time_ms().div_euclid(precision_ms) >= first {
+                *counts.entry(item.topic_hash).or_default() += i64::from(weight(item.marks));
+            }
+        });
+        self.took += begin.elapsed();
+        more
+    }
 }
 
 impl Answers {
-    /// Answers everybody; `open` are the files, and the time, ms, from which on messages wait.
+    /// Answers who can be answered; `open` are the files, and the time, ms, from which on messages
+    /// wait. True if there is more to do at once: others of this thread come first.
     pub(super) fn give(
         &mut self,
         services: &mut ServiceContext,
         mut open: Option<(&mut TimerStore, i64)>,
-    ) {
+    ) -> bool {
         for (slot, question) in std::mem::take(&mut services.timer_questions) {
-            let body = match question {
+            match question {
                 Question::CheckPoint => {
                     let check = open.as_ref().map(|(store, _)| *store.check());
-                    Ok(check.unwrap_or_default().encode().to_vec())
+                    let body = check.unwrap_or_default().encode().to_vec();
+                    services.reply(slot, Reply::success().body(body));
                 }
-                Question::Numbers => self.numbers(&services.broker, &mut open),
-            };
-            let reply = match body {
-                Ok(body) => Reply::success().body(body),
-                Err(error) => Reply::error(SYSTEM_ERROR, error.to_string()),
-            };
-            services.reply(slot, reply);
+                Question::Numbers => self.waiting.push(slot),
+            }
         }
+        if self.waiting.is_empty() {
+            return false;
+        }
+        let Some(body) = self.numbers(&services.broker, &mut open).transpose() else {
+            return true;
+        };
+        let reply = match body {
+            Ok(body) => Reply::success().body(body),
+            Err(error) => {
+                self.census = None;
+                Reply::error(SYSTEM_ERROR, error.to_string())
+            }
+        };
+        for slot in std::mem::take(&mut self.waiting) {
+            services.reply(slot, reply.clone());
+        }
+        false
     }
 
+    /// The body of an answer; `None` while messages are being counted.
     fn numbers(
         &mut self,
         broker: &Broker,
         open: &mut Option<(&mut TimerStore, i64)>,
-    ) -> Result<Vec<u8>, TimerError> {
-        let begin = Instant::now();
+    ) -> Result<Option<Vec<u8>>, TimerError> {
+        let now = Instant::now();
         if let Some((until, body)) = &self.kept
-            && begin < *until
+            && now < *until
         {
-            return Ok(body.clone());
+            return Ok(Some(body.clone()));
         }
-        let (by_topic, version) = match open {
-            Some((store, read_ms)) => (store.waiting_by_topic(*read_ms)?, *store.check()),
-            None => (HashMap::new(), Check::default()),
+        let Some((store, read_ms)) = open else {
+            return Ok(Some(body(broker, &HashMap::new(), &Check::default())));
         };
-        let now = now_ms();
-        let mut counts = Map::new();
-        broker.topics.each(|topic| {
-            if let Some(count) = by_topic.get(&java_hash(&topic.config.name)) {
-                let count = json!({"count": count, "timeStamp": now});
-                counts.insert(topic.config.name.clone(), count);
-            }
-        });
-        let body = json!({
-            "dataVersion": {
-                "counter": version.version_counter,
-                "stateVersion": version.state_version,
-                "timestamp": version.version_ms,
-            },
-            "timingCount": counts,
-        });
-        let body = body.to_string().into_bytes();
-        let took: Duration = begin.elapsed();
-        self.kept = Some((begin + took * KEPT, body.clone()));
-        Ok(body)
+        let census = self
+            .census
+            .get_or_insert_with(|| Census::new(store, *read_ms));
+        if census.step(store)? {
+            return Ok(None);
+        }
+        let body = body(broker, &census.counts, store.check());
+        let took = census.took + now.elapsed();
+        self.census = None;
+        self.kept = Some((now + took * KEPT, body.clone()));
+        Ok(Some(body))
     }
+}
+
+fn body(broker: &Broker, by_topic: &HashMap<i32, i64>, version: &Check) -> Vec<u8> {
+    let now = now_ms();
+    let mut counts = Map::new();
+    broker.topics.each(|topic| {
+        if let Some(count) = by_topic.get(&java_hash(&topic.config.name)) {
+            let count = json!({"count": count, "timeStamp": now});
+            counts.insert(topic.config.name.clone(), count);
+        }
+    });
+    let body = json!({
+        "dataVersion": {
+            "counter": version.version_counter,
+            "stateVersion": version.state_version,
+            "timestamp": version.version_ms,
+        },
+        "timingCount": counts,
+    });
+    body.to_string().into_bytes()
 }

@@ -16,6 +16,7 @@ use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::reader::StoreReader;
 use saturnmq_storage::timer::{TimerError, TimerStore};
 
+use super::Standstill;
 use super::count;
 use super::direct::Direct;
 use super::ending::{DISPATCH, SlotEnd};
@@ -61,6 +62,8 @@ pub struct TimerService {
     enabled: bool,
     /// A sync failed: the files are not used any more.
     lost: bool,
+    /// Something failed: what `timercheck` had come to then.
+    failed_at: Option<i64>,
     queue: Option<Arc<Queue>>,
     open: Option<Open>,
     pause_until: Instant,
@@ -107,6 +110,7 @@ impl TimerService {
         let mut service = Self {
             enabled,
             lost: false,
+            failed_at: None,
             queue: broker.timer_queue(),
             open: None,
             pause_until: now,
@@ -125,22 +129,56 @@ impl TimerService {
     pub fn round(&mut self, services: &mut ServiceContext, now: Instant) -> Option<Instant> {
         let open = self.open.as_mut();
         let files = open.map(|open| (&mut open.store, open.read_ms));
-        self.answers.give(services, files);
+        let answers = self.answers.give(services, files).then_some(now);
         if !self.enabled || self.lost {
-            return None;
+            return answers;
         }
         if now < self.pause_until {
-            return Some(self.pause_until);
+            return answers.or(Some(self.pause_until));
         }
-        match self.turn(services, now) {
-            Ok(next) => next,
+        let next = match self.turn(services, now) {
+            Ok(next) => {
+                self.see_mended(&services.broker);
+                next
+            }
             Err(error) => {
-                self.lost = matches!(error, TimerError::Lost { .. });
-                tracing::error!(%error, "timers cannot go on");
+                self.stand_still(&services.broker, &error);
                 self.pause_until = now + PAUSE * 10;
                 Some(self.pause_until)
             }
+        };
+        answers.or(next)
+    }
+
+    /// Lets everybody know that something failed.
+    fn stand_still(&mut self, broker: &Broker, error: &TimerError) {
+        self.lost = matches!(error, TimerError::Lost { .. });
+        tracing::error!(%error, "timers cannot go on");
+        let standstill = Standstill {
+            why: error.to_string(),
+            lasting: self.lost,
+        };
+        broker.timers.standstill.store(Some(Arc::new(standstill)));
+        self.failed_at = Some(self.version());
+    }
+
+    /// What failed counts as mended once a check point has come about since, or none is needed.
+    fn see_mended(&mut self, broker: &Broker) {
+        let Some(failed_at) = self.failed_at else {
+            return;
+        };
+        let noted = self.version() != failed_at;
+        if noted || self.open.as_ref().is_none_or(Open::is_noted) {
+            self.failed_at = None;
+            broker.timers.standstill.store(None);
+            tracing::info!("timers go on");
         }
+    }
+
+    /// Which check point is the last one; -1 without files.
+    fn version(&self) -> i64 {
+        let open = self.open.as_ref();
+        open.map_or(-1, |open| open.store.check().version_counter)
     }
 
     fn turn(

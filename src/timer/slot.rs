@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use saturnmq_storage::error::ReadError;
 use saturnmq_storage::format::record::Record;
 use saturnmq_storage::format::timer::{Item, NO_POSITION, Slot, mark};
-use saturnmq_storage::timer::{TimerError, TimerStore, Waiting};
+use saturnmq_storage::timer::{Scan, TimerError, TimerStore, Waiting};
 
 use super::count;
 use super::message::{DeletedKeys, Sent, Timed, drop_message};
@@ -41,10 +41,12 @@ pub(super) enum Progress {
     Done,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 enum Phase {
     /// The next item to look at stands here.
     Collect(i64),
+    /// The chain is broken: all items are looked at, from the oldest to the newest.
+    Scan(Scan),
     Deletes,
     Send,
 }
@@ -125,6 +127,10 @@ impl Delivery {
                 self.collect(tools, at, now)?;
                 Ok(Progress::More)
             }
+            Phase::Scan(_) => {
+                self.scan(tools)?;
+                Ok(Progress::More)
+            }
             Phase::Deletes => self.read_deletes(services, tools, now),
             Phase::Send => self.send(services, tools, now),
         }
@@ -153,39 +159,37 @@ impl Delivery {
                     "the chain of a timer slot is broken"
                 );
                 self.broken = !self.mended;
-                return match self.mended {
-                    true => self.collect_by_scan(tools),
-                    false => Ok(()),
-                };
+                if self.mended {
+                    self.left.clear();
+                    self.deletes.clear();
+                    self.phase = Phase::Scan(tools.store.scan_for(&self.slot));
+                }
+                return Ok(());
             };
-            self.note(at, &item);
+            note(at, &item, &mut self.left, &mut self.deletes);
             at = item.previous;
         }
         self.phase = Phase::Collect(at);
         Ok(())
     }
 
-    fn collect_by_scan(&mut self, tools: &mut Tools<'_>) -> Result<(), TimerError> {
-        let mut found = tools.store.items_by_scan(&self.slot)?;
-        found.reverse();
-        self.left.clear();
-        self.deletes.clear();
-        for at in found {
-            if let Some(item) = tools.store.item(at)? {
-                self.note(at, &item);
-            }
-        }
-        self.phase = Phase::Deletes;
-        Ok(())
-    }
-
-    fn note(&mut self, at: i64, item: &Item) {
-        let is_delete = item.marks & (mark::DELETE | mark::ROLL) == mark::DELETE;
-        let list = match is_delete {
-            true => &mut self.deletes,
-            false => &mut self.left,
+    fn scan(&mut self, tools: &mut Tools<'_>) -> Result<(), TimerError> {
+        let Phase::Scan(scan) = &mut self.phase else {
+            return Ok(());
         };
-        list.push(at);
+        let precision = tools.store.settings().precision_ms;
+        let tick = self.slot.tick;
+        let (left, deletes) = (&mut self.left, &mut self.deletes);
+        let more = scan.step(tools.store, |at, item| {
+            if item.time_ms().div_euclid(precision) == tick {
+                note(at.cast_signed(), item, left, deletes);
+            }
+        })?;
+        if !more {
+            self.left.reverse();
+            self.phase = Phase::Deletes;
+        }
+        Ok(())
     }
 
     fn read_deletes(
@@ -319,6 +323,15 @@ impl Delivery {
             self.left.push(at);
             self.pause_until = Some(now + PAUSE);
         }
+    }
+}
+
+/// Adds an item to those of its kind.
+fn note(at: i64, item: &Item, left: &mut Vec<i64>, deletes: &mut Vec<i64>) {
+    let is_delete = item.marks & (mark::DELETE | mark::ROLL) == mark::DELETE;
+    match is_delete {
+        true => deletes.push(at),
+        false => left.push(at),
     }
 }
 

@@ -41,6 +41,11 @@ impl Open {
         self.store.is_changed() || moved
     }
 
+    /// Whether everything is on disk.
+    pub(super) fn is_noted(&self) -> bool {
+        !self.is_changed()
+    }
+
     /// How far the timer topic is entered; `None` as long as this run has not come to where the
     /// one before it was: what the timer log has already is known by its old check point only.
     fn progress(&self) -> Option<i64> {

@@ -13,7 +13,6 @@ mod sweep;
 mod topic;
 mod wheel;
 
-use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 
@@ -27,6 +26,7 @@ use crate::layout::{Layout, LayoutError};
 use check_point::{Running, read_check};
 use log::TimerLog;
 pub use recovery::TimerReport;
+pub use sweep::Scan;
 use sweep::Seen;
 pub use topic::{Found, Looked, TimerTopic};
 use wheel::Wheel;
@@ -308,40 +308,14 @@ impl TimerStore {
         })
     }
 
-    /// All items of a slot, where its chain is broken: positions in the order in which they were
-    /// entered. Reads the timer log from the slot's first item on.
-    ///
-    /// # Errors
-    /// The timer log cannot be read.
-    pub fn items_by_scan(&mut self, slot: &Slot) -> Result<Vec<i64>, TimerError> {
-        let precision = self.settings.precision_ms;
-        let from = u64::try_from(slot.first).unwrap_or(0);
-        let mut found = Vec::new();
-        let from = from.max(self.log.start());
-        sweep::items(self, from, |position, item| {
-            if item.time_ms().div_euclid(precision) == slot.tick {
-                found.push(position.cast_signed());
-            }
-        })?;
-        Ok(found)
+    /// Begins to look for the items of a slot whose chain is broken, from its first one on.
+    pub fn scan_for(&self, slot: &Slot) -> Scan {
+        Scan::of(self, u64::try_from(slot.first).unwrap_or(0))
     }
 
-    /// How many messages wait from `read_ms` on, by the Java hash of the topic that they are meant
-    /// for, less those that delete others. Reads the whole timer log.
-    ///
-    /// # Errors
-    /// The timer log cannot be read.
-    pub fn waiting_by_topic(&mut self, read_ms: i64) -> Result<HashMap<i32, i64>, TimerError> {
-        let precision = self.settings.precision_ms;
-        let first = read_ms.div_euclid(precision);
-        let mut counts = HashMap::new();
-        let from = self.log.start();
-        sweep::items(self, from, |_, item| {
-            if item.time_ms().div_euclid(precision) >= first {
-                *counts.entry(item.topic_hash).or_default() += i64::from(weight(item.marks));
-            }
-        })?;
-        Ok(counts)
+    /// Begins to look at all items.
+    pub fn scan(&self) -> Scan {
+        Scan::of(self, 0)
     }
 
     /// The messages of a slot do not wait any more.
@@ -388,7 +362,7 @@ fn linked(slot: Option<Slot>, tick: i64, position: i64, marks: i32) -> Slot {
 }
 
 /// What an item adds to the number of those that wait, as Apache counts.
-fn weight(marks: i32) -> i32 {
+pub fn weight(marks: i32) -> i32 {
     if marks & mark::DELETE != 0 { -1 } else { 1 }
 }
 

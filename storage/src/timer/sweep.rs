@@ -20,12 +20,12 @@ const PIECE: usize = ITEM_SIZE * 4096;
 const FARTHEST: u64 = 1 << 32;
 
 /// Calls `look` with what stands in every place of an item from `from` up to `to`, in order, until
-/// it says stop: `None` where no item is.
+/// it says stop: `None` where no item is. Says where to go on, `None` if a file is missing there.
 pub(super) fn walk(
     store: &mut TimerStore,
     (from, to): (u64, u64),
     mut look: impl FnMut(u64, Option<&Item>) -> bool,
-) -> Result<(), TimerError> {
+) -> Result<Option<u64>, TimerError> {
     store.log.write()?;
     let file_size = store.log.file_size();
     let last = last_item_position(file_size);
@@ -38,7 +38,7 @@ pub(super) fn walk(
         }
         store.log.piece(position, &mut piece, PIECE)?;
         if piece.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         for bytes in piece.chunks(ITEM_SIZE) {
             if position >= to || position % file_size > last {
@@ -49,27 +49,52 @@ pub(super) fn walk(
                 Some(Entry::Blank) | None => None,
             };
             if !look(position, item.as_ref()) {
-                return Ok(());
+                return Ok(Some(position));
             }
             position += ITEM_SIZE as u64;
         }
     }
-    Ok(())
+    Ok(Some(position))
 }
 
-/// Calls `look` with every item from `from` on, in order.
-pub(super) fn items(
-    store: &mut TimerStore,
-    from: u64,
-    mut look: impl FnMut(u64, &Item),
-) -> Result<(), TimerError> {
-    let end = store.log.end();
-    walk(store, (from, end), |position, item| {
-        if let Some(item) = item {
-            look(position, item);
+/// A walk over the timer log, as long as it is when that begins, which may take as many steps as it
+/// likes: the files may change in between.
+#[derive(Debug)]
+pub struct Scan {
+    position: u64,
+    end: u64,
+}
+
+impl Scan {
+    /// From a position on, up to where the timer log ends now.
+    pub(super) fn of(store: &TimerStore, from: u64) -> Self {
+        Self {
+            position: from,
+            end: store.log.end(),
         }
-        true
-    })
+    }
+
+    /// Calls `look` with the next few thousand items, in order; false once there are no more.
+    ///
+    /// # Errors
+    /// The timer log cannot be read.
+    pub fn step(
+        &mut self,
+        store: &mut TimerStore,
+        mut look: impl FnMut(u64, &Item),
+    ) -> Result<bool, TimerError> {
+        let from = self.position.max(store.log.start());
+        let end = self.end.min(store.log.end());
+        let to = end.min(from + PIECE as u64);
+        let reached = walk(store, (from, to), |position, item| {
+            if let Some(item) = item {
+                look(position, item);
+            }
+            true
+        })?;
+        self.position = reached.unwrap_or(end);
+        Ok(self.position < end)
+    }
 }
 
 /// Messages of the timer topic that the timer log has, by queue offset.

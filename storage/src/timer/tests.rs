@@ -251,7 +251,49 @@ fn a_message_that_deletes_counts_down_and_has_its_mark() {
     assert_eq!((slot.tick * 1000, slot.count), (time, 0));
     let item = store.item(slot.last).unwrap().unwrap();
     assert_eq!(item.marks, mark::ITEM | mark::DELETE);
-    assert_eq!(store.items_by_scan(&slot).unwrap(), [0, 52]);
+    let mut found = Vec::new();
+    let mut scan = store.scan_for(&slot);
+    let more = scan.step(&mut store, |position, _| found.push(position));
+    assert!(!more.unwrap());
+    assert_eq!(found, [0, 52]);
+}
+
+#[test]
+fn a_walk_over_all_items_takes_bounded_steps_and_passes_over_what_changes_in_between() {
+    let place = Place::new();
+    let settings = TimerSettings {
+        log_file_size: 100_000,
+        ..SETTINGS
+    };
+    let mut topic = Topic(|_| true);
+    let opened = TimerStore::open(&place.layout(), settings, NOW, &mut topic);
+    let mut store = opened.unwrap().0;
+    fill(&mut store, 0..20_000);
+    let mut scan = store.scan();
+    let (mut found, mut steps) = (Vec::new(), 0);
+    loop {
+        let before = found.len();
+        let more = scan.step(&mut store, |_, item| found.push(item.log_offset));
+        assert!(found.len() - before <= 4096, "a step of {}", found.len());
+        steps += 1;
+        if steps == 2 {
+            // Not there when it began.
+            fill(&mut store, 20_000..20_010);
+        }
+        if !more.unwrap() {
+            break;
+        }
+    }
+    assert_eq!(found.len(), 20_000);
+    assert!(found.is_sorted() && steps >= 5, "{steps}");
+    // Its files go under it: it goes on with what is left.
+    store.check_point(NOW, Some(20_010), NOW).unwrap();
+    let mut scan = store.scan();
+    let (mut first, mut left) = (0, 0);
+    scan.step(&mut store, |_, _| first += 1).unwrap();
+    store.trim(u64::MAX >> 1).unwrap();
+    while scan.step(&mut store, |_, _| left += 1).unwrap() {}
+    assert!(left > 0 && first + left < 20_010, "{first} and {left}");
 }
 
 #[test]
