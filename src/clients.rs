@@ -16,6 +16,7 @@ pub use saturnmq_net::messages::heartbeat::{ConsumeFromWhere, ConsumeType, Messa
 use saturnmq_net::command::Language;
 
 use crate::answer::Channel;
+use crate::core::off_the_cores;
 use crate::subscription::{Subscription, follow_selectors};
 
 mod full;
@@ -230,16 +231,19 @@ impl Clients {
 
     /// Names of all consumer groups with members.
     pub fn consumer_groups(&self) -> Vec<Arc<str>> {
+        off_the_cores();
         self.consumers.pin().keys().cloned().collect()
     }
 
     /// Names of all producer groups with members.
     pub fn producer_groups(&self) -> Vec<Arc<str>> {
+        off_the_cores();
         self.producers.pin().keys().cloned().collect()
     }
 
     /// A producer's connection by client id, in whatever group it is.
     pub fn producer_by_id(&self, client_id: &str) -> Option<Arc<Member>> {
+        off_the_cores();
         let producers = self.producers.pin();
         producers.values().find_map(|group| {
             group

@@ -403,7 +403,7 @@ fn start_schedules(broker: &Arc<Broker>) {
 }
 
 fn close_silent_brokers(broker: &Broker) {
-    let silent = broker.name_server.registry().expire(steady_ms());
+    let silent = broker.name_server.registry_mut().expire(steady_ms());
     for channel in silent {
         let close = CoreMessage::Close { conn: channel.conn };
         let _ = broker.cores.post(channel.core, close);

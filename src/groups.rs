@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::{Map, Value, json};
 
 use crate::config::LiveConfig;
+use crate::core::off_the_cores;
 use crate::light::{LightConfig, is_light};
 use crate::names::{self, NameError};
 use crate::persist::{File, LoadError, Persist, Ticket};
@@ -495,6 +496,7 @@ impl Groups {
     }
 
     fn sorted(&self) -> Vec<Arc<Group>> {
+        off_the_cores();
         let mut groups: Vec<_> = self.table.pin().values().map(Arc::clone).collect();
         groups.sort_by_key(|g| g.rank);
         groups

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use papaya::Equivalent;
 use serde_json::Value;
 
+use crate::core::off_the_cores;
 use crate::light;
 use crate::persist::{File, LoadError, Persist, Ticket};
 use crate::state_json::{DataVersion, Generation, JsonWriter};
@@ -211,6 +212,7 @@ impl ConsumerOffsets {
 
     /// The topics in which a group has offsets.
     pub fn topics_of(&self, group: &str) -> BTreeSet<String> {
+        off_the_cores();
         let index = lock(&self.index);
         let topics = index.groups.get(group).into_iter().flatten();
         topics.map(|(topic, _)| topic.to_string()).collect()
@@ -218,6 +220,7 @@ impl ConsumerOffsets {
 
     /// The groups that have offsets in a topic.
     pub fn groups_of(&self, topic: &str) -> BTreeSet<String> {
+        off_the_cores();
         let index = lock(&self.index);
         let groups = index.groups.iter();
         groups
@@ -331,6 +334,7 @@ impl ConsumerOffsets {
 
     /// Every entry in file order: topic, group, offset by queue.
     pub fn snapshot(&self) -> Vec<(String, String, BTreeMap<i32, i64>)> {
+        off_the_cores();
         let mut all = Vec::new();
         let groups: Vec<Arc<str>> = lock(&self.index).groups.keys().cloned().collect();
         for group in groups {

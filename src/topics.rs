@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use saturnmq_storage::queue_table::Queue;
 use serde_json::Value;
 
+use crate::core::off_the_cores;
 use crate::light::{LightConfig, is_light};
 use crate::names;
 use crate::persist::{File, LoadError, Persist, Ticket};
@@ -558,6 +559,7 @@ impl Topics {
         if let Some(light) = &self.light {
             look(&light.all);
         }
+        off_the_cores();
         for topic in self.table.pin().values() {
             look(topic);
         }
@@ -571,13 +573,12 @@ impl Topics {
     /// The table in file order, with the version it belongs to.
     pub fn snapshot(&self) -> (DataVersion, Vec<TopicConfig>) {
         let (version, topics) = self.sorted();
-        (
-            version,
-            topics.into_iter().map(|t| t.config.clone()).collect(),
-        )
+        let configs = topics.into_iter().map(|t| t.config.clone());
+        (version, configs.collect())
     }
 
     fn sorted(&self) -> (DataVersion, Vec<Arc<Topic>>) {
+        off_the_cores();
         let version = self.lock();
         let mut topics: Vec<_> = self.table.pin().values().map(Arc::clone).collect();
         topics.sort_by_key(|t| t.rank);

@@ -1,5 +1,6 @@
 //! The broker's configuration: requests 25 and 26 (docs/behaviour.md, Configuration over the wire).
 
+use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -13,17 +14,24 @@ static REFUSED: Mutex<Complaint> = Mutex::new(Complaint::new());
 
 /// 25: changes settings while the broker runs, all or none of those sent; nothing is written to
 /// broker.conf.
-pub fn update(broker: &Broker, request: &Request<'_>) -> Answer {
+pub fn update(request: &Request<'_>) -> Answer {
     let Ok(text) = std::str::from_utf8(request.command.body) else {
         return Reply::error(SYSTEM_ERROR, "the body is not UTF-8 text").into();
     };
+    let (text, peer) = (text.to_owned(), request.peer);
+    // A changed permission is told for every topic: not on a network core.
+    Answer::Later(Box::new(move |services| {
+        apply(&services.broker, &text, peer)
+    }))
+}
+
+fn apply(broker: &Broker, text: &str, peer: SocketAddr) -> Reply {
     match broker.update_config(text) {
         Ok(()) => {
             broker.rules_changed();
-            Reply::success().into()
+            Reply::success()
         }
         Err(error) => {
-            let peer = request.peer;
             // Whoever sends them is answered each time; the log is not theirs to fill.
             let told = REFUSED.try_lock().ok();
             if let Some(untold) = told.and_then(|mut told| told.tell(Instant::now())) {
@@ -33,7 +41,7 @@ pub fn update(broker: &Broker, request: &Request<'_>) -> Answer {
                     "a change of the configuration is refused: {error}"
                 );
             }
-            Reply::error(error.code(), error.to_string()).into()
+            Reply::error(error.code(), error.to_string())
         }
     }
 }

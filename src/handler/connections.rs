@@ -61,7 +61,11 @@ pub fn producers(broker: &Broker, request: &Request<'_>) -> Answer {
 }
 
 /// 328: every producer.
-pub fn all_producers(broker: &Broker, _request: &Request<'_>) -> Answer {
+pub fn all_producers() -> Answer {
+    Answer::Later(Box::new(|services| producer_table(&services.broker)))
+}
+
+fn producer_table(broker: &Broker) -> Reply {
     let mut table = wire::ProducerTable::default();
     for name in broker.clients.producer_groups() {
         let Some(group) = broker.clients.producer(&name) else {
@@ -78,5 +82,5 @@ pub fn all_producers(broker: &Broker, _request: &Request<'_>) -> Answer {
         let members = group.members().iter().map(info).collect();
         table.data.insert(name.to_string(), members);
     }
-    json_reply(&table).into()
+    json_reply(&table)
 }

@@ -16,10 +16,10 @@ use saturnmq_net::messages::route::{
     BrokerData, BrokerMemberGroup, ClusterInfo, GetBrokerMemberGroupResponse, QueueData, TopicList,
     TopicRouteData,
 };
-use saturnmq_net::messages::topic::DataVersion;
+use saturnmq_net::messages::topic::{DataVersion, TopicConfigSerializeWrapper};
 use serde::Serialize;
 
-use crate::answer::{Answer, Reply, Request};
+use crate::answer::{Answer, Channel, Reply, Request};
 use crate::broker::Broker;
 use crate::core::steady_ms;
 use crate::handler::faq;
@@ -45,21 +45,21 @@ pub fn handle(broker: &Broker, request: &Request<'_>) -> Option<Answer> {
         code::DELETE_KV_CONFIG => delete_kv(broker, request),
         code::GET_KVLIST_BY_NAMESPACE => list_kv(broker, request),
         code::REGISTER_BROKER => register(broker, request),
-        code::UNREGISTER_BROKER => unregister(broker, request),
+        code::UNREGISTER_BROKER => unregister(request),
         code::QUERY_DATA_VERSION => query_version(broker, request),
         code::BROKER_HEARTBEAT => broker_heartbeat(broker, request),
         code::GET_BROKER_MEMBER_GROUP => member_group(broker, request),
         code::GET_ROUTEINFO_BY_TOPIC => route(broker, request),
-        code::GET_BROKER_CLUSTER_INFO => cluster_info(broker),
-        code::WIPE_WRITE_PERM_OF_BROKER => set_writable(broker, request, false),
-        code::ADD_WRITE_PERM_OF_BROKER => set_writable(broker, request, true),
-        code::GET_ALL_TOPIC_LIST_FROM_NAMESERVER => all_topics(broker),
-        code::GET_TOPICS_BY_CLUSTER => cluster_topics(broker, request),
-        code::GET_SYSTEM_TOPIC_LIST_FROM_NS => system_topics(broker),
-        code::GET_UNIT_TOPIC_LIST => unit_topics(broker, UnitTopics::Unit),
-        code::GET_HAS_UNIT_SUB_TOPIC_LIST => unit_topics(broker, UnitTopics::UnitSub),
-        code::GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST => unit_topics(broker, UnitTopics::UnitSubNotUnit),
-        code::DELETE_TOPIC_IN_NAMESRV => delete_topic(broker, request),
+        code::GET_BROKER_CLUSTER_INFO => cluster_info(),
+        code::WIPE_WRITE_PERM_OF_BROKER => set_writable(request, false),
+        code::ADD_WRITE_PERM_OF_BROKER => set_writable(request, true),
+        code::GET_ALL_TOPIC_LIST_FROM_NAMESERVER => all_topics(),
+        code::GET_TOPICS_BY_CLUSTER => cluster_topics(request),
+        code::GET_SYSTEM_TOPIC_LIST_FROM_NS => system_topics(),
+        code::GET_UNIT_TOPIC_LIST => unit_topics(UnitTopics::Unit),
+        code::GET_HAS_UNIT_SUB_TOPIC_LIST => unit_topics(UnitTopics::UnitSub),
+        code::GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST => unit_topics(UnitTopics::UnitSubNotUnit),
+        code::DELETE_TOPIC_IN_NAMESRV => delete_topic(request),
         code::REGISTER_TOPIC_IN_NAMESRV => register_topic(broker, request),
         code::UPDATE_NAMESRV_CONFIG => update_config(request),
         code::GET_NAMESRV_CONFIG => get_config(broker),
@@ -67,11 +67,19 @@ pub fn handle(broker: &Broker, request: &Request<'_>) -> Option<Answer> {
     })
 }
 
-fn json(body: &impl Serialize) -> Answer {
+/// Bytes of a registration's body that a network core reads itself: some hundred topics.
+const FEW_TOPICS: usize = 32 << 10;
+
+fn json(body: &impl Serialize) -> Reply {
     match serde_json::to_vec(body) {
-        Ok(bytes) => Reply::success().body(bytes).into(),
-        Err(error) => Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
+        Ok(bytes) => Reply::success().body(bytes),
+        Err(error) => Reply::error(response::SYSTEM_ERROR, error.to_string()),
     }
+}
+
+/// What takes the longer the more topics or brokers there are: not for a network core.
+fn later(work: impl FnOnce(&Broker) -> Reply + Send + 'static) -> Answer {
+    Answer::Later(Box::new(move |services| work(&services.broker)))
 }
 
 fn broker_data(name: &str, entry: &BrokerEntry) -> BrokerData {
@@ -108,6 +116,7 @@ fn route(broker: &Broker, request: &Request<'_>) -> Answer {
             .map(|(name, queues)| queue_data(name, queues))
             .collect(),
     })
+    .into()
 }
 
 fn queue_data(broker_name: &str, queues: &TopicQueues) -> QueueData {
@@ -120,64 +129,70 @@ fn queue_data(broker_name: &str, queues: &TopicQueues) -> QueueData {
     }
 }
 
-fn cluster_info(broker: &Broker) -> Answer {
-    let registry = broker.name_server.registry();
-    json(&ClusterInfo {
-        broker_addr_table: registry
-            .brokers()
-            .map(|(name, entry)| (name.clone(), broker_data(name, entry)))
-            .collect(),
-        cluster_addr_table: registry
-            .clusters()
-            .map(|(cluster, members)| (cluster.clone(), members.iter().cloned().collect()))
-            .collect(),
+fn cluster_info() -> Answer {
+    later(|broker| {
+        let registry = broker.name_server.registry();
+        json(&ClusterInfo {
+            broker_addr_table: registry
+                .brokers()
+                .map(|(name, entry)| (name.clone(), broker_data(name, entry)))
+                .collect(),
+            cluster_addr_table: registry
+                .clusters()
+                .map(|(cluster, members)| (cluster.clone(), members.iter().cloned().collect()))
+                .collect(),
+        })
     })
 }
 
-fn topic_list(topic_list: Vec<String>) -> Answer {
+fn topic_list(topic_list: Vec<String>) -> Reply {
     json(&TopicList {
         broker_addr: None,
         topic_list,
     })
 }
 
-fn all_topics(broker: &Broker) -> Answer {
-    topic_list(broker.name_server.registry().topics().cloned().collect())
+fn all_topics() -> Answer {
+    later(|broker| topic_list(broker.name_server.registry().topics().cloned().collect()))
 }
 
-fn cluster_topics(broker: &Broker, request: &Request<'_>) -> Answer {
+fn cluster_topics(request: &Request<'_>) -> Answer {
     let cluster = request.command.ext.get("cluster").unwrap_or_default();
-    topic_list(broker.name_server.registry().topics_of_cluster(cluster))
+    let cluster = cluster.to_owned();
+    later(move |broker| topic_list(broker.name_server.registry().topics_of_cluster(&cluster)))
 }
 
-fn system_topics(broker: &Broker) -> Answer {
-    let registry = broker.name_server.registry();
-    let mut names: Vec<String> = registry.clusters().map(|(name, _)| name.clone()).collect();
-    names.extend(registry.brokers().map(|(name, _)| name.clone()));
-    let broker_addr = registry
-        .brokers()
-        .find_map(|(_, entry)| entry.addresses.values().next().cloned());
-    json(&TopicList {
-        broker_addr,
-        topic_list: names,
+fn system_topics() -> Answer {
+    later(|broker| {
+        let registry = broker.name_server.registry();
+        let mut names: Vec<String> = registry.clusters().map(|(name, _)| name.clone()).collect();
+        names.extend(registry.brokers().map(|(name, _)| name.clone()));
+        let broker_addr = registry
+            .brokers()
+            .find_map(|(_, entry)| entry.addresses.values().next().cloned());
+        json(&TopicList {
+            broker_addr,
+            topic_list: names,
+        })
     })
 }
 
-fn unit_topics(broker: &Broker, kind: UnitTopics) -> Answer {
-    topic_list(broker.name_server.registry().unit_topics(kind))
+fn unit_topics(kind: UnitTopics) -> Answer {
+    later(move |broker| topic_list(broker.name_server.registry().unit_topics(kind)))
 }
 
-fn delete_topic(broker: &Broker, request: &Request<'_>) -> Answer {
+fn delete_topic(request: &Request<'_>) -> Answer {
     let header = match DeleteTopicInNamesrv::decode(&request.command.ext) {
         Ok(header) => header,
         Err(error) => return error.into(),
     };
     let cluster = header.cluster_name.filter(|name| !name.is_empty());
-    broker
-        .name_server
-        .registry()
-        .delete_topic(header.topic, cluster);
-    Reply::success().into()
+    let (topic, cluster) = (header.topic.to_owned(), cluster.map(str::to_owned));
+    later(move |broker| {
+        let mut registry = broker.name_server.registry_mut();
+        registry.delete_topic(&topic, cluster.as_deref());
+        Reply::success()
+    })
 }
 
 fn register_topic(broker: &Broker, request: &Request<'_>) -> Answer {
@@ -189,7 +204,7 @@ fn register_topic(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(route) => route,
         Err(error) => return Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
     };
-    let mut registry = broker.name_server.registry();
+    let mut registry = broker.name_server.registry_mut();
     let known: Vec<String> = registry.brokers().map(|(name, _)| name.clone()).collect();
     for data in route.queue_datas {
         if known.contains(&data.broker_name) {
@@ -207,38 +222,30 @@ fn register_topic(broker: &Broker, request: &Request<'_>) -> Answer {
     Reply::success().into()
 }
 
-fn set_writable(broker: &Broker, request: &Request<'_>, writable: bool) -> Answer {
+fn set_writable(request: &Request<'_>, writable: bool) -> Answer {
     let header = match BrokerName::decode(&request.command.ext) {
         Ok(header) => header,
         Err(error) => return error.into(),
     };
-    let touched = broker
-        .name_server
-        .registry()
-        .set_writable(header.broker_name, writable);
-    let field = if writable {
-        "addTopicCount"
-    } else {
-        "wipeTopicCount"
-    };
-    Reply::success().field(field, touched).into()
+    let name = header.broker_name.to_owned();
+    later(move |broker| {
+        let touched = broker
+            .name_server
+            .registry_mut()
+            .set_writable(&name, writable);
+        let field = if writable {
+            "addTopicCount"
+        } else {
+            "wipeTopicCount"
+        };
+        Reply::success().field(field, touched)
+    })
 }
 
 fn register(broker: &Broker, request: &Request<'_>) -> Answer {
     let header = match RegisterBroker::decode(&request.command.ext) {
         Ok(header) => header,
         Err(error) => return error.into(),
-    };
-    let body = request.command.body;
-    if header
-        .body_crc32
-        .is_some_and(|crc| crc != 0 && crc != body_crc32(body))
-    {
-        return Reply::error(response::SYSTEM_ERROR, "crc32 not match").into();
-    }
-    let tables = match RegisterBrokerBody::decode(body, header.compressed == Some(true)) {
-        Ok(tables) => tables.topic_config_serialize_wrapper,
-        Err(error) => return Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
     };
     let registration = Registration {
         cluster: header.cluster_name.to_owned(),
@@ -252,29 +259,73 @@ fn register(broker: &Broker, request: &Request<'_>) -> Answer {
             .unwrap_or(DEFAULT_LEASE_MS),
         acting_master: header.enable_acting_master.unwrap_or(false),
         single_topic_first: !request.is_v5(),
-        version: version(tables.data_version),
-        topics: tables
-            .topic_config_table
-            .into_iter()
-            .map(|(name, config)| {
-                let queues = TopicQueues {
-                    read_queues: config.read_queue_nums,
-                    write_queues: config.write_queue_nums,
-                    perm: config.perm,
-                    sys_flag: config.topic_sys_flag,
-                };
-                (name, queues)
-            })
-            .collect(),
+        ..Registration::default()
     };
-    let outcome =
-        broker
-            .name_server
-            .registry()
-            .register(registration, Some(request.channel()), steady_ms());
-    match outcome {
-        Err(error) => Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
+    let sent = SentTables {
+        body: request.command.body.to_vec(),
+        crc32: header.body_crc32,
+        compressed: header.compressed == Some(true),
+    };
+    let channel = request.channel();
+    let work = move |broker: &Broker| match sent.read() {
+        Ok(tables) => enter(broker, registration, tables, channel),
+        Err(refusal) => refusal,
+    };
+    // A few topics are entered at once: whatever comes next on the connection finds them.
+    let is_small = header.compressed != Some(true) && request.command.body.len() <= FEW_TOPICS;
+    match is_small {
+        true => work(broker).into(),
+        false => later(work),
+    }
+}
+
+/// The body of a registration as it came.
+struct SentTables {
+    body: Vec<u8>,
+    crc32: Option<i32>,
+    compressed: bool,
+}
+
+impl SentTables {
+    fn read(&self) -> Result<TopicConfigSerializeWrapper, Reply> {
+        if self
+            .crc32
+            .is_some_and(|crc| crc != 0 && crc != body_crc32(&self.body))
+        {
+            return Err(Reply::error(response::SYSTEM_ERROR, "crc32 not match"));
+        }
+        match RegisterBrokerBody::decode(&self.body, self.compressed) {
+            Ok(tables) => Ok(tables.topic_config_serialize_wrapper),
+            Err(error) => Err(Reply::error(response::SYSTEM_ERROR, error.to_string())),
+        }
+    }
+}
+
+/// Enters a broker with its topics; the answer that it gets.
+fn enter(
+    broker: &Broker,
+    mut registration: Registration,
+    tables: TopicConfigSerializeWrapper,
+    channel: Channel,
+) -> Reply {
+    registration.version = version(tables.data_version);
+    let topics = tables.topic_config_table.into_iter();
+    registration.topics = topics
+        .map(|(name, config)| {
+            let queues = TopicQueues {
+                read_queues: config.read_queue_nums,
+                write_queues: config.write_queue_nums,
+                perm: config.perm,
+                sys_flag: config.topic_sys_flag,
+            };
+            (name, queues)
+        })
+        .collect();
+    let mut registry = broker.name_server.registry_mut();
+    match registry.register(registration, Some(channel), steady_ms()) {
+        Err(error) => Reply::error(response::SYSTEM_ERROR, error.to_string()),
         Ok(registered) => {
+            drop(registry);
             let mut reply = Reply::success().body(order_topics(broker));
             if let Some(address) = registered.ha_address {
                 reply = reply.field("haServerAddr", address);
@@ -282,7 +333,7 @@ fn register(broker: &Broker, request: &Request<'_>) -> Answer {
             if let Some(address) = registered.master_address {
                 reply = reply.field("masterAddr", address);
             }
-            reply.into()
+            reply
         }
     }
 }
@@ -307,18 +358,21 @@ fn version(version: DataVersion) -> Version {
     }
 }
 
-fn unregister(broker: &Broker, request: &Request<'_>) -> Answer {
+fn unregister(request: &Request<'_>) -> Answer {
     let header = match BrokerIdentity::decode(&request.command.ext) {
         Ok(header) => header,
         Err(error) => return error.into(),
     };
-    broker.name_server.registry().unregister(
-        header.cluster_name,
-        header.broker_name,
-        header.broker_id,
-        header.broker_addr,
+    let (cluster, name) = (
+        header.cluster_name.to_owned(),
+        header.broker_name.to_owned(),
     );
-    Reply::success().into()
+    let (id, address) = (header.broker_id, header.broker_addr.to_owned());
+    later(move |broker| {
+        let mut registry = broker.name_server.registry_mut();
+        registry.unregister(&cluster, &name, id, &address);
+        Reply::success()
+    })
 }
 
 fn query_version(broker: &Broker, request: &Request<'_>) -> Answer {
@@ -330,7 +384,7 @@ fn query_version(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(asked) => asked,
         Err(error) => return Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
     };
-    let mut registry = broker.name_server.registry();
+    let mut registry = broker.name_server.registry_mut();
     let held = registry.version_of(header.cluster_name, header.broker_addr);
     let changed = held != Some(version(asked));
     if !changed {
@@ -355,7 +409,7 @@ fn broker_heartbeat(broker: &Broker, request: &Request<'_>) -> Answer {
     };
     broker
         .name_server
-        .registry()
+        .registry_mut()
         .touch(header.cluster_name, header.broker_addr, steady_ms());
     Reply::success().into()
 }
@@ -380,6 +434,7 @@ fn member_group(broker: &Broker, request: &Request<'_>) -> Answer {
             cluster: header.cluster_name.to_owned(),
         },
     })
+    .into()
 }
 
 fn put_kv(broker: &Broker, request: &Request<'_>) -> Answer {
@@ -443,7 +498,8 @@ fn list_kv(broker: &Broker, request: &Request<'_>) -> Answer {
     match kv.config_table.get(header.namespace) {
         Some(table) => json(&KvTable {
             table: table.clone(),
-        }),
+        })
+        .into(),
         None => {
             let remark = format!("No config item, Namespace: {}", header.namespace);
             Reply::error(response::QUERY_NOT_FOUND, remark).into()

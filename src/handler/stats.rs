@@ -319,38 +319,42 @@ fn queue_span(
 }
 
 /// 300: the groups that consume a topic: those online and those with progress in it.
-pub fn groups_of_topic(broker: &Broker, request: &Request<'_>) -> Answer {
-    let asked = match TopicName::decode(&request.command.ext) {
-        Ok(asked) => asked,
+pub fn groups_of_topic(request: &Request<'_>) -> Answer {
+    let topic = match TopicName::decode(&request.command.ext) {
+        Ok(asked) => asked.topic.to_owned(),
         Err(error) => return error.into(),
     };
-    let mut groups = broker.offsets.groups_of(asked.topic);
-    for name in broker.clients.consumer_groups() {
-        let group = broker.clients.consumer(&name);
-        let subscribed = |group: std::sync::Arc<crate::clients::ConsumerGroup>| {
-            group.with_view(|view| view.subscriptions.contains_key(asked.topic))
-        };
-        if group.is_some_and(subscribed) {
-            groups.insert(name.to_string());
+    Answer::Later(Box::new(move |services| {
+        let broker = &services.broker;
+        let mut groups = broker.offsets.groups_of(&topic);
+        for name in broker.clients.consumer_groups() {
+            let group = broker.clients.consumer(&name);
+            let subscribed = |group: std::sync::Arc<crate::clients::ConsumerGroup>| {
+                group.with_view(|view| view.subscriptions.contains_key(&*topic))
+            };
+            if group.is_some_and(subscribed) {
+                groups.insert(name.to_string());
+            }
         }
-    }
-    json_reply(&GroupList {
-        group_list: groups.into_iter().collect(),
-    })
-    .into()
+        json_reply(&GroupList {
+            group_list: groups.into_iter().collect(),
+        })
+    }))
 }
 
 /// 343: the topics in which a group has progress.
-pub fn topics_of_consumer(broker: &Broker, request: &Request<'_>) -> Answer {
-    let asked = match GroupName::decode(&request.command.ext) {
-        Ok(asked) => asked,
+pub fn topics_of_consumer(request: &Request<'_>) -> Answer {
+    let group = match GroupName::decode(&request.command.ext) {
+        Ok(asked) => asked.group.to_owned(),
         Err(error) => return error.into(),
     };
-    json_reply(&TopicList {
-        broker_addr: Some(broker.address()),
-        topic_list: broker.offsets.topics_of(asked.group).into_iter().collect(),
-    })
-    .into()
+    Answer::Later(Box::new(move |services| {
+        let broker = &services.broker;
+        json_reply(&TopicList {
+            broker_addr: Some(broker.address()),
+            topic_list: broker.offsets.topics_of(&group).into_iter().collect(),
+        })
+    }))
 }
 
 /// 345: what an online group wants of a topic.
@@ -372,19 +376,21 @@ pub fn subscription(broker: &Broker, request: &Request<'_>) -> Answer {
 }
 
 /// 305: the topics that belong to the system.
-pub fn system_topics(broker: &Broker, _request: &Request<'_>) -> Answer {
-    let (cluster, name) = (&broker.config.cluster, &broker.config.broker_name);
-    let mut topics = BTreeSet::new();
-    broker.topics.each(|topic| {
-        if names::is_system_topic(&topic.config.name, cluster, name) {
-            topics.insert(topic.config.name.clone());
-        }
-    });
-    json_reply(&TopicList {
-        broker_addr: Some(broker.address()),
-        topic_list: topics.into_iter().collect(),
-    })
-    .into()
+pub fn system_topics() -> Answer {
+    Answer::Later(Box::new(|services| {
+        let broker = &services.broker;
+        let (cluster, name) = (&broker.config.cluster, &broker.config.broker_name);
+        let mut topics = BTreeSet::new();
+        broker.topics.each(|topic| {
+            if names::is_system_topic(&topic.config.name, cluster, name) {
+                topics.insert(topic.config.name.clone());
+            }
+        });
+        json_reply(&TopicList {
+            broker_addr: Some(broker.address()),
+            topic_list: topics.into_iter().collect(),
+        })
+    }))
 }
 
 /// 315: an item of the statistics.

@@ -7,7 +7,7 @@ pub mod records;
 pub mod registry;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use saturnmq_net::fastjson;
 use serde::{Deserialize, Serialize};
@@ -107,7 +107,7 @@ pub struct LocalBroker {
 /// Route tables and key-value configuration, shared by all cores.
 #[derive(Debug)]
 pub struct NameServer {
-    registry: Mutex<Registry<Channel>>,
+    registry: RwLock<Registry<Channel>>,
     kv: Mutex<KvConfig>,
 }
 
@@ -121,14 +121,21 @@ impl NameServer {
             fastjson::from_file::<KvConfig>(bytes).map_err(|error| error.to_string())
         })?;
         Ok(Self {
-            registry: Mutex::new(Registry::new(limits)),
+            registry: RwLock::new(Registry::new(limits)),
             kv: Mutex::new(kv.unwrap_or_default()),
         })
     }
 
-    /// The route tables. Held for map operations only.
-    pub fn registry(&self) -> MutexGuard<'_, Registry<Channel>> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The route tables, to read: any number at a time, so that a walk over all of them keeps no
+    /// core from one of them. Held for map operations only.
+    pub fn registry(&self) -> RwLockReadGuard<'_, Registry<Channel>> {
+        self.registry.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The route tables, to change them. Held for map operations only.
+    pub fn registry_mut(&self) -> RwLockWriteGuard<'_, Registry<Channel>> {
+        let locked = self.registry.write();
+        locked.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The key-value configuration. Held for map operations only.
@@ -164,20 +171,20 @@ impl NameServer {
                 .collect(),
         };
         // Only what comes over the network is refused; were this, routes would be missing: say so.
-        if self.registry().register(registration, None, 0).is_err() {
+        if self.registry_mut().register(registration, None, 0).is_err() {
             tracing::error!("the embedded name server refused this broker's own topics");
         }
     }
 
     /// Enters one topic of the broker of this process.
     pub fn topic_changed(&self, broker: &str, config: &TopicConfig) {
-        self.registry()
+        self.registry_mut()
             .set_topic(broker, &config.name, queues_of(config));
     }
 
     /// Removes one topic of the broker of this process.
     pub fn topic_removed(&self, broker: &str, topic: &str) {
-        self.registry().remove_topic_of(broker, topic);
+        self.registry_mut().remove_topic_of(broker, topic);
     }
 }
 

@@ -51,7 +51,7 @@ pub struct BrokerEntry {
 }
 
 /// What a broker says of itself when it registers (code 103).
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Registration {
     /// Cluster name.
     pub cluster: String,

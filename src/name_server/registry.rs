@@ -11,6 +11,7 @@ pub use super::records::{
     BrokerEntry, DEFAULT_LEASE_MS, PERM_READ_WRITE, PERM_WRITE, Refused, Registered, Registration,
     Route, TopicQueues, UnitTopics, Version,
 };
+use crate::core::off_the_cores;
 
 #[derive(Debug)]
 struct Live<K> {
@@ -392,6 +393,12 @@ impl<K: Copy + Eq + Hash> Registry<K> {
         });
     }
 
+    /// Whether a broker's registration came on `connection`.
+    pub fn has_connection(&self, connection: K) -> bool {
+        let mut live = self.live.values();
+        live.any(|live| live.connection == Some(connection))
+    }
+
     /// Removes every broker whose registration came on `connection`.
     pub fn connection_closed(&mut self, connection: K) {
         self.remove_live(|live| live.connection == Some(connection));
@@ -446,17 +453,20 @@ impl<K: Copy + Eq + Hash> Registry<K> {
 
     /// Every cluster with its broker names.
     pub fn clusters(&self) -> impl Iterator<Item = (&String, &BTreeSet<String>)> {
+        off_the_cores();
         self.clusters.iter()
     }
 
     /// Every topic's name.
     pub fn topics(&self) -> impl Iterator<Item = &String> {
+        off_the_cores();
         self.topics.keys()
     }
 
     /// Topics held by the brokers of `cluster`; none when the cluster is unknown.
     #[must_use]
     pub fn topics_of_cluster(&self, cluster: &str) -> Vec<String> {
+        off_the_cores();
         let Some(members) = self.clusters.get(cluster) else {
             return Vec::new();
         };
@@ -471,6 +481,7 @@ impl<K: Copy + Eq + Hash> Registry<K> {
     /// units but not of one).
     #[must_use]
     pub fn unit_topics(&self, kind: UnitTopics) -> Vec<String> {
+        off_the_cores();
         self.topics
             .iter()
             .filter(|(_, holders)| {
@@ -486,6 +497,7 @@ impl<K: Copy + Eq + Hash> Registry<K> {
     /// Clears (`writable` false) or sets the write permission in every queue entry of `broker`;
     /// returns how many topics that touched.
     pub fn set_writable(&mut self, broker: &str, writable: bool) -> i32 {
+        off_the_cores();
         let mut touched = 0;
         for holders in self.topics.values_mut() {
             if let Some(queues) = holders.get_mut(broker) {

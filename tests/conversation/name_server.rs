@@ -437,3 +437,49 @@ fn keys_and_values_are_kept_over_a_restart() {
     assert_eq!(table, json!({"table": {"k": "v 值"}}));
     assert_eq!(talk.ask(219, &[("namespace", "X")], b"").code, 22);
 }
+
+/// Debug builds of the broker stop when a network core walks over a whole table.
+#[test]
+fn no_request_makes_a_network_core_walk_over_all_topics_groups_or_clients() {
+    let (running, _dir) = broker(&[]);
+    let mut server = Talk::to(running.address("name server"));
+    let mut talk = Talk::to(running.address("broker"));
+    (server.version, talk.version) = (V5, V5);
+    talk.ask(310, &send_fields("T", "0", "", "false"), b"body");
+    let fields = [
+        ("topic", "T"),
+        ("group", "g"),
+        ("consumerGroup", "g"),
+        ("producerGroup", "g"),
+        ("groupName", "g"),
+        ("cluster", "DefaultCluster"),
+        ("clusterName", "DefaultCluster"),
+        ("brokerName", "b"),
+        ("brokerAddr", "127.0.0.1:9"),
+        ("haServerAddr", "127.0.0.1:8"),
+        ("brokerId", "0"),
+        ("namespace", "n"),
+        ("srcGroup", "g"),
+        ("destGroup", "h"),
+        ("offline", "true"),
+        ("compareGroup", "g"),
+        ("statsName", "TOPIC_PUT_NUMS"),
+        ("statsKey", "T"),
+    ];
+    for code in [
+        101, 102, 103, 104, 105, 106, 205, 206, 216, 219, 224, 304, 311, 312, 313, 318, 319, 322,
+        327, 901, 904,
+    ] {
+        server.ask(code, &fields, b"");
+    }
+    talk.ask(314, &fields[fields.len() - 6..], b"");
+    for code in [
+        21, 25, 26, 28, 29, 30, 31, 38, 43, 45, 60, 61, 200, 201, 202, 203, 204, 208, 222, 223,
+        300, 303, 305, 306, 307, 308, 309, 314, 315, 316, 317, 321, 323, 328, 329, 343, 345, 351,
+        352, 353,
+    ] {
+        talk.ask(code, &fields, b"");
+    }
+    talk.ask(25, &[], b"brokerPermission=4");
+    assert_eq!(running.stop().code(), Some(0));
+}
