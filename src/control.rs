@@ -24,7 +24,6 @@ use crate::core::steady_ms;
 use crate::http;
 use crate::name_server::outer::Registrar;
 use crate::persist::StateSource;
-use crate::state_json::now_ms;
 use crate::stats;
 use crate::systemd::Notifier;
 use crate::topics::{Topic, TopicChange};
@@ -395,7 +394,7 @@ fn start_schedules(broker: &Arc<Broker>) {
     }
     let shared = Arc::clone(broker);
     every(stats::TICK, move || {
-        shared.stats.tick(now_ms(), |look| {
+        shared.stats.tick(stats::Moment::now(), |look| {
             let traffic = |topic: &Arc<Topic>| look(&topic.config.name, &topic.traffic);
             shared.topics.each(traffic);
         });

@@ -12,6 +12,7 @@ use std::time::Duration;
 use chrono::{Local, NaiveDate, TimeZone};
 use saturnmq_net::messages::broker::{BrokerStatsData, BrokerStatsItem};
 
+use crate::core::{now_ms, steady_ms};
 use crate::traffic::Traffic;
 
 mod items;
@@ -115,6 +116,25 @@ pub struct Rates {
     pub total: [f64; 3],
     /// Messages handed out per second.
     pub transferred: [f64; 3],
+}
+
+/// A moment on both clocks.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment {
+    /// On the one that nobody sets, ms: how long things take.
+    pub steady_ms: i64,
+    /// On the wall, ms since the epoch: which day it is.
+    pub wall_ms: i64,
+}
+
+impl Moment {
+    /// The present one.
+    pub fn now() -> Self {
+        Self {
+            steady_ms: steady_ms(),
+            wall_ms: now_ms(),
+        }
+    }
 }
 
 /// Messages at the last two midnights and now.
@@ -243,8 +263,9 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Counters for `threads` threads, from `now_ms` on.
-    pub fn new(threads: usize, now_ms: i64) -> Self {
+    /// Counters for `threads` threads, from `now` on.
+    pub fn new(threads: usize, now: Moment) -> Self {
+        let now_ms = now.steady_ms;
         Self {
             threads: (0..threads.max(1)).map(|_| Counters::default()).collect(),
             sampled: Mutex::new(Sampled {
@@ -252,7 +273,7 @@ impl Stats {
                 broker_puts: Series::begin(now_ms),
                 broker_gets: Series::begin(now_ms),
                 store: VecDeque::from([(now_ms, Totals::default())]),
-                day: local_day(now_ms),
+                day: local_day(now.wall_ms),
                 put_days: Days::default(),
                 got_days: Days::default(),
                 last_items_ms: now_ms,
@@ -287,14 +308,15 @@ impl Stats {
     }
 
     /// Samples the counters. `each` calls back with every topic; it is used every ten seconds.
-    pub fn tick(&self, now_ms: i64, each: impl FnOnce(&mut dyn FnMut(&str, &Traffic))) {
+    pub fn tick(&self, now: Moment, each: impl FnOnce(&mut dyn FnMut(&str, &Traffic))) {
+        let now_ms = now.steady_ms;
         let totals = self.totals();
         let mut sampled = self.lock();
         sampled.store.push_back((now_ms, totals));
         if sampled.store.len() > STORE_SAMPLES {
             sampled.store.pop_front();
         }
-        sampled.turn_day(now_ms, &totals);
+        sampled.turn_day(now.wall_ms, &totals);
         // A tick that comes a little early still counts as the tenth second.
         if now_ms - sampled.last_items_ms < WINDOWS[0].0 - 500 {
             return;
@@ -357,12 +379,14 @@ impl Stats {
 }
 
 impl Sampled {
-    fn turn_day(&mut self, now_ms: i64, totals: &Totals) {
-        let today = local_day(now_ms);
-        if today == self.day {
+    fn turn_day(&mut self, wall_ms: i64, totals: &Totals) {
+        let today = local_day(wall_ms);
+        let is_new = today > self.day;
+        self.day = today;
+        // A clock that was put back ends no day.
+        if !is_new {
             return;
         }
-        self.day = today;
         for (days, now) in [
             (&mut self.put_days, totals.put_messages),
             (&mut self.got_days, totals.got_messages),
@@ -478,12 +502,38 @@ mod tests {
     const START: i64 = 1_700_000_000_000;
 
     fn tick(stats: &Stats, seconds: i64, traffic: &Traffic) {
-        stats.tick(START + seconds * 1000, |each| each("T", traffic));
+        stats.tick(at(seconds), |each| each("T", traffic));
+    }
+
+    fn at(seconds: i64) -> Moment {
+        Moment {
+            steady_ms: 1 + seconds * 1000,
+            wall_ms: START + seconds * 1000,
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_put_back_or_forward_spoils_no_rate_and_ends_no_day() {
+        let stats = Stats::new(1, at(0));
+        let traffic = Traffic::default();
+        let jumps = [0, 100 * 86_400_000, -3_600_000, -200 * 86_400_000];
+        for second in 1..=120 {
+            stats.thread(0).put(100, 1);
+            traffic.put(100, 1);
+            let mut moment = at(second);
+            // Not to another day but where the clock jumps.
+            moment.wall_ms = START + jumps[second as usize / 31];
+            stats.tick(moment, |each| each("T", &traffic));
+        }
+        let put = stats.rates().put;
+        assert_eq!((put[0], put[1]), (100.0, 100.0));
+        assert_eq!(stats.topic_tps("T"), 100.0);
+        assert_eq!(stats.days().0.today_morning, 3100, "one day ended");
     }
 
     #[test]
     fn a_minute_is_six_samples_and_lags_by_at_most_one() {
-        let stats = Stats::new(2, START);
+        let stats = Stats::new(2, at(0));
         let traffic = Arc::new(Traffic::default());
         let item = |name: &str, key: &str| {
             stats.item(name, key, "C", |topic| {
@@ -510,7 +560,7 @@ mod tests {
 
     #[test]
     fn a_group_has_its_own_item_and_the_broker_its_sum() {
-        let stats = Stats::new(1, START);
+        let stats = Stats::new(1, at(0));
         let traffic = Arc::new(Traffic::default());
         let group = traffic.group("g");
         traffic.get(&group, 30, 3000);
@@ -536,18 +586,18 @@ mod tests {
 
     #[test]
     fn items_go_with_their_topic() {
-        let stats = Stats::new(1, START);
+        let stats = Stats::new(1, at(0));
         let traffic = Traffic::default();
         traffic.put(1, 1);
         tick(&stats, 10, &traffic);
         assert_eq!(stats.lock().topics.len(), 1);
-        stats.tick(START + 20_000, |_| {});
+        stats.tick(at(20), |_| {});
         assert!(stats.lock().topics.is_empty());
     }
 
     #[test]
     fn rates_cover_ten_seconds_a_minute_and_ten_minutes() {
-        let stats = Stats::new(1, START);
+        let stats = Stats::new(1, at(0));
         let traffic = Traffic::default();
         for second in 1..=600 {
             if second > 540 {
@@ -561,7 +611,7 @@ mod tests {
 
     #[test]
     fn a_new_day_begins_with_what_was_there_at_midnight() {
-        let stats = Stats::new(1, START);
+        let stats = Stats::new(1, at(0));
         let traffic = Traffic::default();
         stats.thread(0).put(7, 1);
         tick(&stats, 86_400, &traffic);

@@ -32,7 +32,7 @@ use crate::offsets::{ConsumerOffsets, DelayOffsets};
 use crate::persist::Persist;
 use crate::services::{Services, ServicesHandle, ServicesInbox};
 use crate::state_json::now_ms;
-use crate::stats::Stats;
+use crate::stats::{Moment, Stats};
 use crate::timer::Timers;
 use crate::timer::service::TimerService;
 use crate::topics::Topics;
@@ -166,7 +166,7 @@ fn start_on_store(parts: Parts, engine: &Engine) -> Result<Wired, ServeError> {
         cores: directory,
         services,
         updates: Updates::default(),
-        stats: Stats::new(config.cores + 1, now_ms()),
+        stats: Stats::new(config.cores + 1, Moment::now()),
         leaving: AtomicBool::new(false),
         started: begun,
         rules: AtomicU32::new(0),

@@ -89,7 +89,7 @@ pub fn progress(cluster: &mut Cluster, group: &str, to: &mut Output<'_>) -> Resu
         "LAST CONSUMED",
     ];
     let mut table = Table::new(&heading);
-    let (mut rows, mut lag, mut online) = (Vec::new(), 0, 0);
+    let (mut rows, mut lag, mut online) = (Vec::new(), 0_i64, 0);
     for (_, address) in cluster.masters()? {
         online += members(cluster, &address, group)?.map_or(0, |m| m.connection_set.len());
         let code = request::GET_CONSUME_STATS;
@@ -104,8 +104,8 @@ pub fn progress(cluster: &mut Cluster, group: &str, to: &mut Output<'_>) -> Resu
         };
         stats.offset_table.0.sort_by_key(|(queue, _)| key(queue));
         for (queue, at) in &stats.offset_table.0 {
-            let behind = at.broker_offset - at.consumer_offset;
-            lag += behind;
+            let behind = at.broker_offset.saturating_sub(at.consumer_offset);
+            lag = lag.saturating_add(behind);
             let last = (at.last_timestamp > 0).then_some(at.last_timestamp);
             table.row(vec![
                 queue.topic.clone(),

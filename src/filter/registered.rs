@@ -384,7 +384,6 @@ fn fresh(subscription: &Registration<'_>, now_ms: i64) -> Filter {
     }
 }
 
-/// An older version changes nothing; the same one only says that the group is back.
 /// Whether a heartbeat says nothing new.
 fn changes_nothing(known: &Filters, subscriptions: &[Registration<'_>]) -> bool {
     let is_named = |topic: &str| subscriptions.iter().any(|s| s.topic == topic);
@@ -401,6 +400,7 @@ fn changes_nothing(known: &Filters, subscriptions: &[Registration<'_>]) -> bool 
             .all(|(topic, filter)| filter.is_dead() || is_named(topic))
 }
 
+/// An older version changes nothing; the same one only says that the group is back.
 fn renew(known: &mut Filter, subscription: &Registration<'_>, now_ms: i64) {
     if subscription.version < known.client_version {
         return;

@@ -227,9 +227,9 @@ impl Walk {
                 Err(error) => return services.reply(slot, unreadable(&error)),
             };
             let offsets = topics.iter().flat_map(|stats| &stats.offset_table.0);
-            self.list.total_diff += offsets
-                .map(|(_, at)| at.broker_offset - at.consumer_offset)
-                .sum::<i64>();
+            // Clients may have stored any number.
+            let behind = offsets.map(|(_, at)| at.broker_offset.saturating_sub(at.consumer_offset));
+            self.list.total_diff = behind.fold(self.list.total_diff, i64::saturating_add);
             self.list
                 .consume_stats_list
                 .push([(name.clone(), topics)].into());

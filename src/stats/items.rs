@@ -69,11 +69,15 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::stats::Moment;
 
     #[test]
     fn the_latency_of_a_group_in_a_queue_is_the_time_of_its_slow_reads() {
-        let began = 1_700_000_000_000;
-        let stats = Stats::new(1, began);
+        let after = |ms: i64| Moment {
+            steady_ms: 1 + ms,
+            wall_ms: 1_700_000_000_000 + ms,
+        };
+        let stats = Stats::new(1, after(0));
         let topic = Arc::new(Traffic::default());
         let group = topic.group("g");
         let item = |key: &str| {
@@ -87,7 +91,7 @@ mod tests {
         group.read_slowly(2, 7);
         group.read_slowly(2, 5);
         group.read_slowly(3, 1);
-        stats.tick(began + 10_000, |sample| sample("T", &topic));
+        stats.tick(after(10_000), |sample| sample("T", &topic));
         let slow = item("2@T@g").expect("an item").stats_minute;
         assert_eq!((slow.sum, slow.avgpt), (12, 6.0));
         assert_eq!(item("3@T@g").expect("an item").stats_minute.sum, 1);
