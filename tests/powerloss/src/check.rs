@@ -49,7 +49,7 @@ pub fn check(port: u16, ledger: &mut Ledger, suffix_may_go: bool, seed: u64) -> 
         forget_suffix(ledger, &mut found);
     }
     compare(ledger, &mut found);
-    check_consumer(&mut client, &mut found)?;
+    check_consumer(&mut client, ledger, &mut found)?;
     check_topics(&mut client, ledger, &mut found)?;
     check_samples(&mut client, ledger, &mut found, seed)?;
     Ok(found)
@@ -153,8 +153,9 @@ fn compare(ledger: &Ledger, found: &mut Found) {
     }
 }
 
-fn check_consumer(client: &mut Client, found: &mut Found) -> Result<()> {
-    for ((topic, queue), end) in &found.ends {
+/// What the consumer stored is there as far as a start before found it, and nothing else.
+fn check_consumer(client: &mut Client, ledger: &mut Ledger, found: &mut Found) -> Result<()> {
+    for (place @ (topic, queue), end) in &found.ends {
         let name = topic_name(*topic);
         let asked = QueryConsumerOffset {
             consumer_group: GROUP,
@@ -164,14 +165,24 @@ fn check_consumer(client: &mut Client, found: &mut Found) -> Result<()> {
         };
         let code = request::QUERY_CONSUMER_OFFSET;
         let answer = client.invoke(code, |fields| asked.encode_fields(fields), &[], ANSWER)?;
-        if let Some(offset) = answer.number("offset")
-            && answer.code == response::SUCCESS
-            && offset > *end
-        {
+        let offset = answer.number("offset").unwrap_or(0);
+        let committed = ledger.committed.get(place).copied().unwrap_or(0);
+        let kept = ledger.kept.get(place).copied().unwrap_or(0).min(*end);
+        if answer.code == response::SUCCESS && offset > *end {
             let sentence =
                 format!("{name} queue {queue} ends at {end}, its consumer is at {offset}");
             found.wrong.push(sentence);
         }
+        if offset > committed {
+            let sentence =
+                format!("{name} queue {queue}: {offset} is stored, {committed} was committed");
+            found.wrong.push(sentence);
+        }
+        if offset < kept {
+            let sentence = format!("{name} queue {queue}: {offset} is stored, {kept} was before");
+            found.wrong.push(sentence);
+        }
+        ledger.kept.insert(*place, offset);
     }
     Ok(())
 }

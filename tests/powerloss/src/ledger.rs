@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use crate::later::LaterMessages;
+
 /// Topic (an index), queue, queue offset.
 pub type Place = (usize, i32, i64);
 
@@ -33,6 +35,8 @@ pub struct Gathered {
     pub created: Vec<(String, i32)>,
     /// Messages in batches that were answered with SEND_OK.
     pub batched: u64,
+    /// Messages that are to come later.
+    pub later: LaterMessages,
     /// What was wrong at once.
     pub wrong: Vec<String>,
 }
@@ -55,6 +59,7 @@ impl Gathered {
         }
         self.created.extend(other.created);
         self.batched += other.batched;
+        self.later.extend(other.later);
         self.wrong.extend(other.wrong);
     }
 }
@@ -68,6 +73,12 @@ pub struct Ledger {
     pub ends: BTreeMap<(usize, i32), i64>,
     /// Topics created, with their queues.
     pub created: BTreeMap<String, i32>,
+    /// The highest offset that the consumer stored in a queue.
+    pub committed: BTreeMap<(usize, i32), i64>,
+    /// The offset that the last start found: no later one may be behind it.
+    pub kept: BTreeMap<(usize, i32), i64>,
+    /// Messages that are to come later.
+    pub later: LaterMessages,
 }
 
 impl Ledger {
@@ -88,6 +99,11 @@ impl Ledger {
             let known = self.ends.entry(*queue).or_default();
             *known = (*known).max(*end);
         }
+        for (queue, offset) in &gathered.committed {
+            let known = self.committed.entry(*queue).or_default();
+            *known = (*known).max(*offset);
+        }
+        self.later.extend(&gathered.later);
         self.created.extend(gathered.created.iter().cloned());
         wrong
     }

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use crate::broker::{self, Broker, Plan, last_lines};
 use crate::check::check;
 use crate::cut::Loss;
+use crate::late_check;
 use crate::ledger::{Gathered, Ledger};
 use crate::load::Load;
 use crate::mount::Mount;
@@ -33,6 +34,8 @@ pub struct Outcome {
     pub acknowledged: usize,
     /// Of them, sent in batches.
     pub batched: u64,
+    /// Messages that are to come later, and transactions.
+    pub later: usize,
     /// Messages seen by the consumer.
     pub seen: usize,
     /// Changes that were not durable when the power went.
@@ -155,6 +158,7 @@ impl<'a> Store<'a> {
     fn note(&mut self, gathered: &Gathered, outcome: &mut Outcome) {
         outcome.acknowledged = gathered.acknowledged.len();
         outcome.batched = gathered.batched;
+        outcome.later = gathered.later.len();
         outcome.seen = gathered.seen.len();
         outcome.refused = gathered.refused.values().sum();
         for (place, _) in &gathered.seen {
@@ -191,11 +195,28 @@ impl<'a> Store<'a> {
         )?;
         outcome.lost = found.lost;
         outcome.wrong.extend(found.wrong);
+        let late = late_check::check(running.port, &mut self.ledger.later)?;
+        outcome.wrong.extend(late);
         for (queue, position) in &mut self.positions {
             *position = (*position).min(found.ends.get(queue).copied().unwrap_or(0));
         }
         running.kill();
         Ok(())
+    }
+
+    /// Waits for what is to come later, at the end of the life; what does not, as sentences. A store
+    /// without syncs may have lost it.
+    ///
+    /// # Errors
+    /// The broker cannot be started or asked.
+    pub fn settle(&mut self) -> Result<Vec<String>> {
+        if self.life.asynchronous {
+            return Ok(Vec::new());
+        }
+        let running = Broker::start(&self.plan).context("at the end of its life")?;
+        let missing = late_check::settle(running.port, &mut self.ledger.later)?;
+        running.kill();
+        Ok(missing)
     }
 
     fn remount(&mut self) -> Result<()> {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use saturnmq_net::client::{Client, ClientError, OwnedCommand};
 use saturnmq_net::codes::{request, response};
@@ -15,6 +15,7 @@ use saturnmq_net::messages::topic::CreateTopic;
 use saturnmq_storage::format::batch::{BatchItem, push_item};
 use saturnmq_storage::format::record::Record;
 
+use crate::later::{self, now_ms};
 use crate::ledger::{self, Gathered, Place, Told, topic_name};
 use crate::message;
 
@@ -31,7 +32,7 @@ const IN_FLIGHT: usize = 12;
 /// Longest wait for any answer.
 pub const ANSWER: Duration = Duration::from_secs(20);
 /// Pause after a refused send, so that a broken disk is not asked a million times.
-const REFUSED_PAUSE: Duration = Duration::from_millis(2);
+pub const REFUSED_PAUSE: Duration = Duration::from_millis(2);
 
 /// A running load.
 pub struct Load {
@@ -54,6 +55,12 @@ impl Load {
                 gathered
             }));
         }
+        let later_stop = Arc::clone(&stop);
+        threads.push(std::thread::spawn(move || {
+            let mut gathered = Gathered::default();
+            let _ = later::produce(port, round, &later_stop, &mut gathered.later);
+            gathered
+        }));
         let consumer_stop = Arc::clone(&stop);
         threads.push(std::thread::spawn(move || {
             let mut gathered = Gathered::default();
@@ -80,11 +87,6 @@ impl Load {
 /// A connection to the broker on that port.
 pub fn connect(port: u16) -> Result<Client, ClientError> {
     Client::connect(format!("127.0.0.1:{port}"), ANSWER)
-}
-
-fn now_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_millis() as i64)
 }
 
 /// A send that waits for its answer.

@@ -9,6 +9,8 @@ mod content;
 mod cut;
 mod disk;
 mod filesystem;
+mod late_check;
+mod later;
 mod ledger;
 mod life;
 mod load;
@@ -179,8 +181,12 @@ fn live<'b>(
         let wrong = !outcome.wrong.is_empty();
         outcomes.push(outcome);
         if wrong && options.stop {
-            break;
+            return Ok(());
         }
+    }
+    let missing = store.settle()?;
+    if let Some(last) = outcomes.last_mut() {
+        last.wrong.extend(missing);
     }
     Ok(())
 }

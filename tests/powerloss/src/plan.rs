@@ -221,6 +221,7 @@ pub fn life(number: u32, random: &mut fastrand::Rng) -> Life {
         "maxIndexNum=4000",
         "diskMaxUsedSpaceRatio=95",
         "flushConsumerOffsetInterval=200",
+        "timerPrecisionMs=100",
         "maxTransferCountOnMessageInDisk=64",
         "maxTransferBytesOnMessageInDisk=1048576",
     ]

@@ -11,9 +11,11 @@ const SHOWN: usize = 8;
 /// Shows one blow.
 pub fn line(number: usize, outcome: &Outcome) {
     println!(
-        "{number:4}  {:30} {:6} acknowledged, {:6} seen, {:5} unsynced changes, {:5} refused{}{}",
+        "{number:4}  {:30} {:6} acknowledged, {:4} for later, {:6} seen, {:5} unsynced changes, \
+         {:5} refused{}{}",
         outcome.name,
         outcome.acknowledged,
+        outcome.later,
         outcome.seen,
         outcome.pending,
         outcome.refused,
@@ -43,9 +45,10 @@ pub fn report(outcomes: &[Outcome], took: Duration) -> bool {
     }
     println!();
     println!(
-        "| blow | times | acknowledged | seen | unsynced changes | refused | starts cut | wrong |"
+        "| blow | times | acknowledged | for later | seen | unsynced changes | refused | starts cut \
+         | wrong |"
     );
-    println!("|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|");
     for (name, all) in &kinds {
         row(name, all);
     }
@@ -71,9 +74,10 @@ pub fn report(outcomes: &[Outcome], took: Duration) -> bool {
 fn row(name: &str, outcomes: &[&Outcome]) {
     let sum = |of: fn(&Outcome) -> usize| outcomes.iter().map(|outcome| of(outcome)).sum::<usize>();
     println!(
-        "| {name} | {} | {} | {} | {} | {} | {} | {} |",
+        "| {name} | {} | {} | {} | {} | {} | {} | {} | {} |",
         outcomes.len(),
         sum(|outcome| outcome.acknowledged),
+        sum(|outcome| outcome.later),
         sum(|outcome| outcome.seen),
         sum(|outcome| outcome.pending),
         sum(|outcome| outcome.refused as usize),
