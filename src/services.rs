@@ -226,7 +226,7 @@ impl ServiceContext {
         topic: &str,
         key: &str,
         from_ms: i64,
-        counts: impl Fn(&Record<'_>) -> bool,
+        mut counts: impl FnMut(&Record<'_>) -> bool,
     ) -> bool {
         let hits = self
             .reader

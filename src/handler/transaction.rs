@@ -31,7 +31,7 @@ use crate::persist::Ticket;
 use crate::services::ServiceContext;
 use crate::topics::Topic;
 use crate::transaction::half::{Digits, End, Half, not_found, op_message, with_property};
-use crate::transaction::settled::is_committed;
+use crate::transaction::settled::{is_committed, newest_copy};
 use crate::transaction::table::Begin;
 use crate::transaction::{Close, Ended};
 
@@ -116,10 +116,13 @@ pub fn end(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
         }
     }
     let half = std::mem::take(&mut ends.half);
-    let answer = match Ready::new(broker, &end, &half) {
+    let answer = match Ready::new(broker, &end, &half, false) {
         Ok(ready) => hot(broker, sends, ends, (request, io), &ready),
         Err(NotReady::Refused(reply)) => reply.into(),
         Err(NotReady::Awaited(ticket)) => Answer::Rerun(ticket),
+        Err(NotReady::Forgotten) => {
+            Answer::Work(Box::new(move |services, slot| cold(services, slot, end)))
+        }
     };
     core.ends.half = half;
     answer
@@ -144,6 +147,8 @@ enum NotReady {
     Refused(Reply),
     /// The topic of its message is not on the disk yet.
     Awaited(Ticket),
+    /// The index must be asked for its newest copy.
+    Forgotten,
 }
 
 impl From<Reply> for NotReady {
@@ -153,8 +158,9 @@ impl From<Reply> for NotReady {
 }
 
 impl<'r> Ready<'r> {
-    /// Makes every check; from here on the half message counts as being ended.
-    fn new(broker: &Broker, end: &End, bytes: &'r [u8]) -> Result<Self, NotReady> {
+    /// Makes every check; from here on the half message counts as being ended. `linked`: the
+    /// index was asked for copies that the table does not know.
+    fn new(broker: &Broker, end: &End, bytes: &'r [u8], linked: bool) -> Result<Self, NotReady> {
         let record = Record::decode(bytes).map_err(|_| not_found())?;
         let half = end.check(&record)?;
         let timeout = broker.live.load().transaction_timeout_ms;
@@ -185,7 +191,11 @@ impl<'r> Ready<'r> {
                 .ok_or_else(|| Reply::error(SYSTEM_ERROR, "the queue cannot be opened"))?;
             target = Some((topic, queue));
         }
-        let open = match broker.transactions.table().begin(end.half) {
+        let mut table = broker.transactions.table();
+        if !linked && table.has_forgotten(end.half) {
+            return Err(NotReady::Forgotten);
+        }
+        let open = match table.begin(end.half) {
             Begin::Go(open) => Some(open),
             Begin::Ended => None,
         };
@@ -350,6 +360,24 @@ pub fn booked(
     }
 }
 
+/// Has the table know the newest copy of a half message, where it may not: whoever ends the half
+/// message ends that copy, else the answer to a question about it would count once more.
+fn link(services: &mut ServiceContext, end: &End, bytes: &[u8]) {
+    let half = Record::decode(bytes).ok();
+    let Some(half) = half.and_then(|record| end.check(&record).ok()) else {
+        return;
+    };
+    let broker = Arc::clone(&services.broker);
+    let transactions = &broker.transactions;
+    let forgotten = transactions.table().has_forgotten(end.half);
+    if !forgotten && !transactions.is_doubtful(&half.record) {
+        return;
+    }
+    if let Some(copy) = newest_copy(services, &half) {
+        transactions.table().stands_for(copy, end.half);
+    }
+}
+
 /// Ends a transaction on the services thread: its half message is not in memory.
 fn cold(services: &mut ServiceContext, slot: ReplySlot, end: End) {
     let mut bytes = Vec::new();
@@ -358,13 +386,17 @@ fn cold(services: &mut ServiceContext, slot: ReplySlot, end: End) {
     });
     let broker = Arc::clone(&services.broker);
     let ready = match found {
-        Ok(true) => Ready::new(&broker, &end, &bytes),
+        Ok(true) => {
+            link(services, &end, &bytes);
+            Ready::new(&broker, &end, &bytes, true)
+        }
         Ok(false) => Err(not_found().into()),
         Err(error) => Err(Reply::error(SYSTEM_ERROR, error.to_string()).into()),
     };
     let ready = match ready {
         Ok(ready) => ready,
         Err(NotReady::Refused(reply)) => return services.reply(slot, reply),
+        Err(NotReady::Forgotten) => return services.reply(slot, Reply::overload()),
         Err(NotReady::Awaited(ticket)) => {
             let again: WorkJob = Box::new(move |services, slot| cold(services, slot, end));
             return durably::then(services, ticket, slot, again);
@@ -457,7 +489,12 @@ fn put_back(services: &mut ServiceContext, slot: ReplySlot, offset: u64) {
         &parts,
         Box::new(move |services, outcome| {
             let reply = match outcome {
-                Ok(_) => Reply::success(),
+                Ok(_) => {
+                    let broker = &services.broker;
+                    let log_end = broker.store.watermarks().appended();
+                    broker.transactions.put_back(log_end);
+                    Reply::success()
+                }
                 Err(failure) => not_resumed(&failure.to_string()),
             };
             services.reply(slot, reply);

@@ -47,7 +47,8 @@ pub struct Ended {
 pub struct Transactions {
     table: Mutex<Table>,
     /// Half messages before this log offset may have been ended without a trace in memory: by an
-    /// earlier run, or when an op message could not be stored.
+    /// earlier run, or when an op message could not be stored; or they have copies that the table
+    /// does not know.
     doubtful_before: AtomicU64,
     /// Counted since the start.
     pub counters: Counters,
@@ -85,6 +86,12 @@ impl Transactions {
 
     /// An op message could not be stored; the log ends at `log_end`.
     pub fn op_failed(&self, log_end: u64) {
+        self.doubtful_before.fetch_max(log_end, Ordering::Relaxed);
+    }
+
+    /// A half message that was given up is put back, with no link from what it is a copy of; the
+    /// log ends at `log_end`.
+    pub fn put_back(&self, log_end: u64) {
         self.doubtful_before.fetch_max(log_end, Ordering::Relaxed);
     }
 

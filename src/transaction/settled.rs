@@ -25,6 +25,28 @@ pub fn is_settled(services: &mut ServiceContext, half: &Half<'_>) -> bool {
         || exists(services, half, names::TRANS_CHECK_MAX_TIME_TOPIC, newer)
 }
 
+/// The newest copy of a half message that the index leads to: its offset in the half queue.
+pub fn newest_copy(services: &mut ServiceContext, half: &Half<'_>) -> Option<i64> {
+    let own = half.record.queue_offset();
+    let mut newest = None;
+    exists(services, half, names::HALF_TOPIC, |other| {
+        // A client that uses a key twice makes no copy of it.
+        if other.queue_offset() > own && is_copy(other) {
+            newest = newest.max(Some(other.queue_offset()));
+        }
+        false
+    });
+    newest
+}
+
+/// Whether a half message was made of another one by the check, or put back.
+fn is_copy(record: &Record<'_>) -> bool {
+    let properties = record.properties();
+    [properties::CHECK_TIMES, properties::PREPARED_QUEUE_OFFSET]
+        .iter()
+        .any(|name| properties.get(name).is_some())
+}
+
 /// Whether the message of a half message stands in its real topic.
 pub fn is_committed(services: &mut ServiceContext, half: &Half<'_>) -> bool {
     exists(services, half, half.topic, |other| {
@@ -37,7 +59,7 @@ fn exists(
     services: &mut ServiceContext,
     half: &Half<'_>,
     topic: &str,
-    counts: impl Fn(&Record<'_>) -> bool,
+    mut counts: impl FnMut(&Record<'_>) -> bool,
 ) -> bool {
     let record = &half.record;
     let Some(key) = record.properties().get_str(properties::UNIQ_KEY) else {

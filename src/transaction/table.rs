@@ -45,6 +45,8 @@ pub struct Table {
     /// From a half message to the copy that stands for it, the oldest of them in `order` first.
     copies: HashMap<i64, i64>,
     order: VecDeque<i64>,
+    /// Of the half messages up to here copies may be forgotten.
+    forgotten: i64,
     /// From a copy to its original that was ended while the copy was made.
     stale: HashMap<i64, i64>,
     /// Something beyond the window was ended: the op queue must be read again.
@@ -62,6 +64,7 @@ impl Table {
             moving: HashSet::new(),
             copies: HashMap::new(),
             order: VecDeque::new(),
+            forgotten: -1,
             stale: HashMap::new(),
             missed: false,
         }
@@ -78,6 +81,11 @@ impl Table {
             return Begin::Ended;
         }
         Begin::Go(open)
+    }
+
+    /// Whether a half message may have a copy that is not known here any more.
+    pub fn has_forgotten(&self, half: i64) -> bool {
+        half <= self.forgotten && !self.copies.contains_key(&half)
     }
 
     /// It could not be ended.
@@ -159,6 +167,8 @@ impl Table {
         if self.ending.contains(&half) || self.recent.contains(half) {
             if self.stale.len() < COPIES {
                 self.stale.insert(copy, half);
+            } else {
+                self.forgotten = self.forgotten.max(copy);
             }
             return false;
         }
@@ -174,6 +184,7 @@ impl Table {
         while self.order.len() > COPIES {
             if let Some(oldest) = self.order.pop_front() {
                 self.copies.remove(&oldest);
+                self.forgotten = self.forgotten.max(oldest);
             }
         }
     }
@@ -276,7 +287,14 @@ mod tests {
         }
         assert_eq!(table.copies.len(), COPIES);
         assert_eq!(table.order.len(), COPIES);
-        assert_eq!(table.begin(0), Begin::Go(0), "as if there were no copy");
+        let last_forgotten = 2 * COPIES as i64 - 1;
+        for half in [0, last_forgotten] {
+            assert!(table.has_forgotten(half), "{half}: the index must be asked");
+        }
+        assert!(!table.has_forgotten(last_forgotten + 1));
+        table.stands_for(1_000_000, 0);
+        assert!(!table.has_forgotten(0), "the index was asked");
+        assert_eq!(table.begin(0), Begin::Go(1_000_000));
     }
 
     #[test]

@@ -8,6 +8,8 @@ use saturnmq_storage::format::record::Record;
 
 use super::*;
 
+mod ended_once;
+
 const HALF: &str = "RMQ_SYS_TRANS_HALF_TOPIC";
 const OP: &str = "RMQ_SYS_TRANS_OP_HALF_TOPIC";
 const GIVEN_UP: &str = "TRANS_CHECK_MAX_TIME_TOPIC";

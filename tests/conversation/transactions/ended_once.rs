@@ -1,0 +1,53 @@
+//! Transactions whose copies the broker does not remember, and those with a key of many.
+
+use super::*;
+
+/// Ends a transaction by its first half message, then by the question about its newest copy.
+fn ended_twice(talk: &mut Talk, half: &Half, how: &str) {
+    let question = Half::asked(&talk.pushed(39));
+    assert_ne!(question.queue_offset, half.queue_offset);
+    talk.end(half, how);
+    let answer = talk.end_as(&question, COMMIT, "g", true);
+    assert_eq!(answer.code, 0, "{answer:?}");
+    // A question that was on its way before the end.
+    while let Some(question) = talk.is_asked_within(Duration::from_millis(1000)) {
+        let answer = talk.end_as(&Half::asked(&question), COMMIT, "g", true);
+        assert_eq!(answer.code, 0, "{answer:?}");
+    }
+}
+
+#[test]
+fn a_transaction_that_was_asked_about_before_a_restart_is_ended_once() {
+    for (how, kept) in [(COMMIT, &["message"][..]), (ROLLBACK, &[])] {
+        let dir = directory();
+        let mut running = Running::start(dir.path(), &QUICK);
+        let mut talk = Talk::to(running.address("broker"));
+        talk.produces("c");
+        let half = talk.half("T", "message");
+        talk.pushed(39);
+        assert!(running.stop().success());
+        running = Running::start(dir.path(), &QUICK);
+        let mut talk = Talk::to(running.address("broker"));
+        talk.produces("c");
+        ended_twice(&mut talk, &half, how);
+        assert_eq!(talk.bodies("T"), kept, "{how}");
+        drop(running);
+    }
+}
+
+#[test]
+fn a_transaction_that_is_resumed_is_ended_once() {
+    let (running, _dir) = broker(&[&QUICK[..], &["--set", "transactionCheckMax=1"]].concat());
+    let mut talk = Talk::to(running.address("broker"));
+    talk.produces("c");
+    let half = talk.half("T", "message");
+    talk.until_stored(GIVEN_UP, 1);
+    talk.pushed(39);
+    let answer = talk.pull(&Pull::of(GIVEN_UP, 0));
+    let record = Record::decode(&answer.body).expect("a record");
+    let id = record.message_id().to_string();
+    let answer = talk.ask(323, &[("topic", GIVEN_UP), ("msgId", &id)], b"");
+    assert_eq!(answer.code, 0, "{answer:?}");
+    ended_twice(&mut talk, &half, COMMIT);
+    assert_eq!(talk.bodies("T"), ["message"]);
+}
