@@ -50,8 +50,8 @@ const RETENTION_AGAIN: Duration = Duration::from_millis(200);
 const RETENTION_AGAIN_MAX: u32 = 25;
 /// Pause before looking again whether the dispatcher has caught up.
 const CATCH_UP: Duration = Duration::from_millis(1);
-/// Index hits that are compared with a message.
-const LOOK_AT: usize = 32;
+/// Index hits that are compared with a message: more than one where clients use a key again.
+const LOOK_AT: usize = 1024;
 
 /// Wakes the services thread.
 #[derive(Clone, Debug)]

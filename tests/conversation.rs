@@ -8,6 +8,7 @@ mod memory;
 mod moving;
 mod name_server;
 mod name_server_replay;
+mod queries;
 mod replay;
 mod retention;
 mod sending;

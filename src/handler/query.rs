@@ -10,20 +10,22 @@ use saturnmq_storage::consume_queue::UnitLook;
 use saturnmq_storage::error::ReadError;
 use saturnmq_storage::format::consume_entry::ConsumeEntry;
 use saturnmq_storage::format::extension_unit::is_address;
-use saturnmq_storage::index_file::IndexHits;
+use saturnmq_storage::index_file::{IndexHits, KeyQuery};
 use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::reader::PullFilter as _;
 
-use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
+use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::handler::QUERY_NOT_FOUND;
 use crate::handler::pull_checks::negative;
 use crate::handler::topic::json_reply;
-use crate::services::ServiceContext;
+use crate::services::{Job, ServiceContext, Work};
 use crate::subscription::Wanted;
 
 /// Most bytes of records in one answer: it must fit a frame.
 const MAX_BYTES: usize = 12 << 20;
+/// Items of the index that a query by key looks at in a turn on the services thread: some 100 µs.
+const ITEMS_PER_STEP: usize = 1024;
 
 /// 12: the messages of a topic that have a key.
 pub fn by_key(broker: &Broker, request: &Request<'_>) -> Answer {
@@ -41,24 +43,38 @@ pub fn by_key(broker: &Broker, request: &Request<'_>) -> Answer {
         asked.max_num
     };
     let wanted = usize::try_from(wanted.min(live.max_query_messages)).unwrap_or(0);
-    let (topic, key) = (asked.topic.to_owned(), asked.key.to_owned());
     let (begin, end) = (asked.begin_timestamp, asked.end_timestamp);
+    let query = KeyQuery::new(asked.topic, asked.key.as_bytes(), wanted, begin, end);
+    if wanted == 0 || begin > end {
+        return not_found().into();
+    }
     let core = request.core;
-    Answer::Later(Box::new(move |services| {
-        if wanted == 0 || begin > end {
-            return not_found();
-        }
-        if !services.broker.cores.has_room(core) {
-            return Reply::overload();
-        }
-        let found = services
-            .reader
-            .query_index(&topic, &key, wanted, begin, end);
-        match found {
-            Ok(hits) => collect(services, &hits),
+    Answer::Work(Box::new(move |services, slot| {
+        look_on(services, slot, query, core)
+    }))
+}
+
+/// Goes on with a query by key; others get their turn on the thread between two steps.
+fn look_on(services: &mut ServiceContext, slot: ReplySlot, mut query: KeyQuery, core: usize) {
+    let reply = if services.broker.cores.has_room(core) {
+        match services.reader.query_on(&mut query, ITEMS_PER_STEP) {
+            Ok(Some(hits)) => collect(services, &hits),
+            Ok(None) => {
+                let work = Work::Open(Box::new(move |services, slot| {
+                    look_on(services, slot, query, core)
+                }));
+                let job = Job::of_any_time(slot, work);
+                match services.broker.services.submit(job) {
+                    Ok(()) => return,
+                    Err(_) => Reply::overload(),
+                }
+            }
             Err(error) => Reply::error(SYSTEM_ERROR, error.to_string()),
         }
-    }))
+    } else {
+        Reply::overload()
+    };
+    services.reply(slot, reply);
 }
 
 fn collect(services: &mut ServiceContext, hits: &IndexHits) -> Reply {

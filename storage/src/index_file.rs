@@ -23,8 +23,11 @@ use crate::mapping::{Advice, MappingError};
 use crate::medium::{self, sync_directory};
 
 mod name;
+mod query;
 mod slots;
 mod sound;
+
+pub use query::{IndexHits, KeyQuery};
 
 /// Why the index cannot be opened or changed.
 #[derive(Debug, Error)]
@@ -62,17 +65,6 @@ pub struct IndexMark {
     pub name: String,
     /// Its header.
     pub header: IndexHeader,
-}
-
-/// What a query found.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct IndexHits {
-    /// Log offsets of records that may have the key, newest first.
-    pub offsets: Vec<u64>,
-    /// Store time of the last indexed key, ms.
-    pub last_timestamp: i64,
-    /// Log offset of the last indexed record.
-    pub last_offset: i64,
 }
 
 /// All files of the index.
@@ -159,37 +151,6 @@ impl Index {
             }
         }
         Ok(())
-    }
-
-    /// Finds at most `max` records of `topic` that may have `key` and were stored from `begin`
-    /// to `end` (ms). Hashes collide: topic and key must be checked in the record. Times are
-    /// kept in whole seconds.
-    pub fn query(
-        &self,
-        topic: &str,
-        key: &[u8],
-        max: usize,
-        begin: i64,
-        end: i64,
-    ) -> Result<IndexHits, IndexError> {
-        let files = self.files.load();
-        let last = files.last().map(|file| file.header()).unwrap_or_default();
-        let mut hits = IndexHits {
-            offsets: Vec::new(),
-            last_timestamp: last.end_timestamp,
-            last_offset: last.end_offset,
-        };
-        let hash = index_hash(topic, key);
-        for file in files.iter().rev() {
-            let header = file.header();
-            if begin <= header.end_timestamp && end >= header.begin_timestamp {
-                file.query(&header, hash, max, begin, end, &mut hits.offsets)?;
-            }
-            if header.begin_timestamp < begin || hits.offsets.len() >= max {
-                break;
-            }
-        }
-        Ok(hits)
     }
 
     /// Waits until everything put before is on disk.
@@ -474,40 +435,6 @@ impl IndexFile {
         self.file.write_at(0, &header.encode())?;
         state.header = header;
         Ok(true)
-    }
-
-    fn query(
-        &self,
-        header: &IndexHeader,
-        hash: i32,
-        max: usize,
-        begin: i64,
-        end: i64,
-        out: &mut Vec<u64>,
-    ) -> Result<(), IndexError> {
-        let slot = self.slot(self.shape.slot_of(hash))?;
-        let mut next = slot.filter(|item| *item <= header.next_item && header.next_item > 1);
-        while let Some(number) = next.filter(|_| out.len() < max) {
-            let Some(item) = self.item(number)? else {
-                break;
-            };
-            if item.seconds < 0 {
-                break;
-            }
-            // The first item counts from the end of the file before, as in Apache RocketMQ.
-            let seconds = if number == 1 { 0 } else { item.seconds };
-            let time = header
-                .begin_timestamp
-                .saturating_add(i64::from(seconds) * 1000);
-            if item.hash == hash && (begin..=end).contains(&time) {
-                out.extend(u64::try_from(item.physical_offset).ok());
-            }
-            if time < begin {
-                break;
-            }
-            next = Some(item.previous).filter(|previous| (1..number).contains(previous));
-        }
-        Ok(())
     }
 
     fn flush(&self) -> Result<(), IndexError> {

@@ -209,6 +209,45 @@ fn a_query_ends_at_its_limit_and_its_time_range() {
 }
 
 #[test]
+fn a_query_looks_at_so_many_items_in_a_step_and_finds_the_same() {
+    let fixture = Fixture::new(10, 1000);
+    for number in 0..2500u64 {
+        fixture.key("same", number, 1_000_000 + number as i64 * 1000);
+    }
+    let all = fixture
+        .index
+        .query("TopicTest", b"same", 64, 0, 1_009_000)
+        .unwrap();
+    assert_eq!(all.offsets, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
+    for (per_step, steps) in [(100, 10), (1, 999), (333, 3), (5000, 1)] {
+        let mut query = KeyQuery::new("TopicTest", b"same", 64, 0, 1_009_000);
+        let mut taken = 1;
+        let hits = loop {
+            match fixture.index.go_on(&mut query, per_step).unwrap() {
+                Some(hits) => break hits,
+                None => taken += 1,
+            }
+        };
+        // The oldest of three files is the one whose times are asked for.
+        assert_eq!((taken, hits), (steps, all.clone()), "{per_step}");
+    }
+}
+
+#[test]
+fn a_query_ends_where_files_expired_between_two_steps() {
+    let fixture = Fixture::new(10, 100);
+    for number in 0..250u64 {
+        fixture.key("same", number, 1_000_000);
+    }
+    let mut query = KeyQuery::new("TopicTest", b"same", 1000, 0, i64::MAX);
+    assert_eq!(fixture.index.go_on(&mut query, 100).unwrap(), None);
+    assert_eq!(fixture.index.delete_before(198).unwrap(), 2);
+    let hits = fixture.index.go_on(&mut query, 1000).unwrap().unwrap();
+    let found: Vec<u64> = (150..250).rev().collect();
+    assert_eq!(hits.offsets, found);
+}
+
+#[test]
 fn a_damaged_chain_ends_the_query() {
     let fixture = Fixture::new(1, 10);
     for number in 0..5 {

@@ -7,7 +7,7 @@ use super::{HEAD_BYTES, StoreReader, size_in};
 use crate::error::ReadError;
 use crate::format::consume_entry::ENTRY_SIZE;
 use crate::format::message::store_timestamp_position;
-use crate::index_file::IndexHits;
+use crate::index_file::{IndexHits, KeyQuery};
 use crate::queue_table::Queue;
 
 /// Which offset a time stands for when no message, or several, have exactly that store time.
@@ -194,12 +194,28 @@ impl StoreReader {
         begin_ms: i64,
         end_ms: i64,
     ) -> Result<IndexHits, ReadError> {
+        let mut query = KeyQuery::new(topic, key.as_bytes(), max, begin_ms, end_ms);
+        let hits = self.query_on(&mut query, usize::MAX)?;
+        Ok(hits.unwrap_or_default())
+    }
+
+    /// Goes on with such a query over at most `items` items of the index; what it found once it
+    /// has ended.
+    ///
+    /// # Errors
+    /// An index file cannot be read.
+    pub fn query_on(
+        &mut self,
+        query: &mut KeyQuery,
+        items: usize,
+    ) -> Result<Option<IndexHits>, ReadError> {
         let floor = self.shared.min_log_offset.load(Ordering::SeqCst);
-        let index = &self.shared.index;
-        let mut hits = index.query(topic, key.as_bytes(), max, begin_ms, end_ms)?;
+        let Some(mut hits) = self.shared.index.go_on(query, items)? else {
+            return Ok(None);
+        };
         hits.offsets.retain(|offset| *offset >= floor);
         hits.offsets.sort_unstable();
         hits.offsets.dedup();
-        Ok(hits)
+        Ok(Some(hits))
     }
 }

@@ -51,3 +51,27 @@ fn a_transaction_that_is_resumed_is_ended_once() {
     ended_twice(&mut talk, &half, COMMIT);
     assert_eq!(talk.bodies("T"), ["message"]);
 }
+
+#[test]
+fn what_was_committed_is_found_also_behind_many_with_the_same_key() {
+    let dir = directory();
+    let mut running = Running::start(dir.path(), &QUIET);
+    let mut talk = Talk::to(running.address("broker"));
+    let born = now_ms();
+    talk.try_half("T", "message", "", born);
+    // What a crash behind the message and before the op message leaves.
+    let born = born.to_string();
+    let properties = "PGROUP\u{1}g\u{2}UNIQ_KEY\u{1}message\u{2}";
+    let mut fields = send_fields("T", "0", properties, "false");
+    (fields[5].1, fields[6].1) = ("8", &born);
+    assert_eq!(talk.ask(310, &fields, b"message").code, 0);
+    for _ in 0..100 {
+        talk.send_message("T", 0, properties, b"other");
+    }
+    running = killed(running, dir.path(), &QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.produces("c");
+    let asked = talk.is_asked_within(Duration::from_millis(1500));
+    assert!(asked.is_none(), "{asked:?}");
+    drop(running);
+}

@@ -1,0 +1,34 @@
+//! Queries by key.
+
+use super::*;
+
+#[test]
+fn a_query_whose_chain_is_longer_than_a_turn_finds_what_is_at_its_end() {
+    // One slot: every key is in the same chain.
+    let shape = ["--set", "maxHashSlotNum=1", "--set", "maxIndexNum=3500"];
+    let (running, _dir) = broker(&shape);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "KEYS\u{1}wanted\u{2}", b"wanted");
+    for first in (0..5000).step_by(1000) {
+        let keys: Vec<String> = (first..first + 1000).map(|key| key.to_string()).collect();
+        let properties = format!("KEYS\u{1}{}\u{2}", keys.join(" "));
+        talk.send_message("T", 0, &properties, b"other");
+    }
+    let end = i64::MAX.to_string();
+    let mut fields = [
+        ("topic", "T"),
+        ("key", "wanted"),
+        ("maxNum", "32"),
+        ("beginTimestamp", "0"),
+        ("endTimestamp", &*end),
+    ];
+    let answer = talk.ask(12, &fields, b"");
+    assert_eq!(answer.code, 0, "{answer:?}");
+    let found = records(&answer.body);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].1, b"wanted");
+    fields[1].1 = "4711";
+    assert_eq!(records(&talk.ask(12, &fields, b"").body).len(), 1);
+    fields[1].1 = "none";
+    assert_eq!(talk.ask(12, &fields, b"").code, 22);
+}
