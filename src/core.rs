@@ -360,7 +360,11 @@ impl Core {
         self.reruns = false;
         match verdict {
             Verdict::Done => {}
-            Verdict::Retry => self.stalled.push_back((conn, bytes, held)),
+            Verdict::Retry => {
+                // Its answer is owed, also on a connection that the client has half closed.
+                io.request_started(conn);
+                self.stalled.push_back((conn, bytes, held));
+            }
             Verdict::Close => io.close(conn),
         }
     }
@@ -371,6 +375,7 @@ impl Core {
             let Some((conn, bytes, held)) = self.stalled.pop_front() else {
                 return;
             };
+            io.request_finished(conn);
             self.rerun(conn, bytes, held, io);
             if self.stalled.len() == before {
                 // Refused again: it stays the first, so that frames keep their order.

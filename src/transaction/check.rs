@@ -263,8 +263,9 @@ impl Checker {
             Ok(None) if half < self.half.max_offset() => return skip(&broker, half, "is gone"),
             Ok(None) => return Walk::End,
             Err(error) => {
+                // Those behind it are looked at all the same.
                 tracing::warn!(half, %error, "an entry of the half queue is unreadable");
-                return Walk::End;
+                return Walk::Next;
             }
         };
         let mut bytes = std::mem::take(&mut self.record);
@@ -278,7 +279,7 @@ impl Checker {
             Err(ReadError::Damaged { .. }) => skip(&broker, half, "is damaged"),
             Err(error) => {
                 tracing::warn!(half, %error, "a half message cannot be read now");
-                Walk::End
+                Walk::Next
             }
         };
         self.record = bytes;
