@@ -13,6 +13,10 @@ use crate::light;
 use crate::persist::{File, LoadError, Persist, Ticket};
 use crate::state_json::{DataVersion, Generation, JsonWriter};
 
+use index::{Index, Part, Walk};
+
+mod index;
+
 /// Most queues kept for one group and topic: queue ids come from clients.
 const QUEUES_MAX: usize = 65_536;
 /// Most offsets that clients may add up to: groups, topics and queue ids are what they say.
@@ -39,20 +43,6 @@ impl Equivalent<Place> for Wanted<'_> {
     fn equivalent(&self, place: &Place) -> bool {
         self.queue == place.queue && *self.topic == *place.topic && *self.group == *place.group
     }
-}
-
-/// The queues of one group in one topic that have an offset.
-struct Entry {
-    /// Position in the file.
-    rank: u64,
-    queues: BTreeSet<i32>,
-}
-
-/// Which offsets there are; locked for first commits, removals and listings.
-#[derive(Default)]
-struct Index {
-    next_rank: u64,
-    groups: BTreeMap<Arc<str>, BTreeMap<Arc<str>, Entry>>,
 }
 
 /// The offset table.
@@ -195,35 +185,65 @@ impl ConsumerOffsets {
         true
     }
 
-    fn offsets_of(&self, group: &str, topic: &str, entry: &Entry) -> BTreeMap<i32, i64> {
-        let offset = |queue: &i32| Some((*queue, self.query(group, topic, *queue)?));
-        entry.queues.iter().filter_map(offset).collect()
+    /// The next slice of a walk; `None` when it is over.
+    fn slice(&self, walk: &mut Walk<'_>) -> Option<Vec<Part>> {
+        (!walk.over).then(|| lock(&self.index).slice(walk))
+    }
+
+    /// The offsets of a part, read while nothing is locked.
+    fn offsets_of(&self, part: &Part) -> impl Iterator<Item = (i32, i64)> {
+        let cells = self.cells.pin();
+        let offset = move |queue: &i32| {
+            let wanted = Wanted {
+                group: &part.group,
+                topic: &part.topic,
+                queue: *queue,
+            };
+            Some((*queue, cells.get(&wanted)?.load(Ordering::Acquire)))
+        };
+        part.queues.iter().filter_map(offset)
     }
 
     /// A group's offsets in a topic, by queue.
     pub fn table(&self, group: &str, topic: &str) -> BTreeMap<i32, i64> {
-        let index = lock(&self.index);
-        let entry = index.groups.get(group).and_then(|topics| topics.get(topic));
-        entry
-            .map(|entry| self.offsets_of(group, topic, entry))
-            .unwrap_or_default()
+        let mut walk = Walk {
+            group: Some(group),
+            topic: Some(topic),
+            ..Walk::default()
+        };
+        let mut table = BTreeMap::new();
+        while let Some(parts) = self.slice(&mut walk) {
+            for part in &parts {
+                table.extend(self.offsets_of(part));
+            }
+        }
+        table
     }
 
     /// The topics in which a group has offsets.
     pub fn topics_of(&self, group: &str) -> BTreeSet<String> {
-        let index = lock(&self.index);
-        let topics = index.groups.get(group).into_iter().flatten();
-        topics.map(|(topic, _)| topic.to_string()).collect()
+        let mut walk = Walk {
+            group: Some(group),
+            ..Walk::default()
+        };
+        let mut topics = BTreeSet::new();
+        while let Some(parts) = self.slice(&mut walk) {
+            topics.extend(parts.iter().map(|part| part.topic.to_string()));
+        }
+        topics
     }
 
     /// The groups that have offsets in a topic.
     pub fn groups_of(&self, topic: &str) -> BTreeSet<String> {
-        let index = lock(&self.index);
-        let groups = index.groups.iter();
+        let mut walk = Walk {
+            topic: Some(topic),
+            ..Walk::default()
+        };
+        let mut groups = BTreeSet::new();
+        while let Some(parts) = self.slice(&mut walk) {
+            groups.extend(parts.iter().map(|part| part.group.to_string()));
+        }
         groups
-            .filter(|(_, topics)| topics.contains_key(topic))
-            .map(|(group, _)| group.to_string())
-            .collect()
     }
 
     /// Copies offsets of one group to another, for one topic. `false`: there is no room for all.
@@ -235,50 +255,50 @@ impl ConsumerOffsets {
 
     /// Removes everything stored for a topic.
     pub fn remove_topic(&self, topic: &str) -> Ticket {
-        let mut index = lock(&self.index);
-        for (group, topics) in &mut index.groups {
-            let entry = topics.remove(topic);
-            self.remove_cells(group, topic, entry);
-        }
-        index.groups.retain(|_, topics| !topics.is_empty());
-        drop(index);
+        self.remove_all(Walk {
+            topic: Some(topic),
+            ..Walk::default()
+        });
         lock(&self.resets).retain(|(_, t, _), _| t != topic);
         self.persist.changed(File::ConsumerOffsets)
     }
 
     /// Removes everything stored for a group.
     pub fn remove_group(&self, group: &str) -> Ticket {
-        let mut index = lock(&self.index);
-        for (topic, entry) in index.groups.remove(group).into_iter().flatten() {
-            self.remove_cells(group, &topic, Some(entry));
-        }
-        drop(index);
+        self.remove_all(Walk {
+            group: Some(group),
+            ..Walk::default()
+        });
         lock(&self.resets).retain(|(g, _, _), _| g != group);
         self.persist.changed(File::ConsumerOffsets)
     }
 
     /// Removes what a group has stored for one topic.
     pub fn remove(&self, group: &str, topic: &str) -> Ticket {
-        let mut index = lock(&self.index);
-        if let Some(topics) = index.groups.get_mut(group) {
-            let entry = topics.remove(topic);
-            self.remove_cells(group, topic, entry);
-            if topics.is_empty() {
-                index.groups.remove(group);
-            }
-        }
-        drop(index);
+        self.remove_all(Walk {
+            group: Some(group),
+            topic: Some(topic),
+            ..Walk::default()
+        });
         self.persist.changed(File::ConsumerOffsets)
     }
 
-    fn remove_cells(&self, group: &str, topic: &str, entry: Option<Entry>) {
-        let cells = self.cells.pin();
-        for queue in entry.into_iter().flat_map(|entry| entry.queues) {
-            cells.remove(&Wanted {
-                group,
-                topic,
-                queue,
-            });
+    /// Removes what a walk comes by. What is committed meanwhile may stay.
+    fn remove_all(&self, mut walk: Walk<'_>) {
+        while !walk.over {
+            let mut index = lock(&self.index);
+            let parts = index.slice(&mut walk);
+            let cells = self.cells.pin();
+            for part in &parts {
+                for queue in &part.queues {
+                    cells.remove(&Wanted {
+                        group: &part.group,
+                        topic: &part.topic,
+                        queue: *queue,
+                    });
+                }
+                index.remove(part);
+            }
         }
     }
 
@@ -331,19 +351,26 @@ impl ConsumerOffsets {
 
     /// Every entry in file order: topic, group, offset by queue.
     pub fn snapshot(&self) -> Vec<(String, String, BTreeMap<i32, i64>)> {
-        let mut all = Vec::new();
-        let groups: Vec<Arc<str>> = lock(&self.index).groups.keys().cloned().collect();
-        for group in groups {
-            // One group at a time: commits of new queues wait for the lock.
-            let index = lock(&self.index);
-            for (topic, entry) in index.groups.get(&group).into_iter().flatten() {
-                let queues = self.offsets_of(&group, topic, entry);
-                all.push((entry.rank, topic.to_string(), group.to_string(), queues));
+        let mut all: Vec<(Part, BTreeMap<i32, i64>)> = Vec::new();
+        let mut walk = Walk::default();
+        while let Some(parts) = self.slice(&mut walk) {
+            for part in parts {
+                match all.last_mut() {
+                    Some((last, queues))
+                        if last.group == part.group && last.topic == part.topic =>
+                    {
+                        queues.extend(self.offsets_of(&part));
+                    }
+                    _ => {
+                        let queues = self.offsets_of(&part).collect();
+                        all.push((part, queues));
+                    }
+                }
             }
         }
-        all.sort_by_key(|entry| entry.0);
+        all.sort_by_key(|(part, _)| part.rank);
         all.into_iter()
-            .map(|(_, topic, group, queues)| (topic, group, queues))
+            .map(|(part, queues)| (part.topic.to_string(), part.group.to_string(), queues))
             .collect()
     }
 
@@ -382,30 +409,6 @@ impl ConsumerOffsets {
         }
         out.finish()
     }
-}
-
-impl Index {
-    /// The entry, made when it is missing, with its names.
-    fn entry(&mut self, group: &str, topic: &str) -> (Arc<str>, Arc<str>, &mut Entry) {
-        let group = shared_name(&self.groups, group);
-        let topics = self.groups.entry(Arc::clone(&group)).or_default();
-        let topic = shared_name(topics, topic);
-        let next_rank = &mut self.next_rank;
-        let entry = topics.entry(Arc::clone(&topic)).or_insert_with(|| {
-            *next_rank += 1;
-            Entry {
-                rank: *next_rank,
-                queues: BTreeSet::new(),
-            }
-        });
-        (group, topic, entry)
-    }
-}
-
-fn shared_name<T>(table: &BTreeMap<Arc<str>, T>, name: &str) -> Arc<str> {
-    table
-        .get_key_value(name)
-        .map_or_else(|| Arc::from(name), |(known, _)| Arc::clone(known))
 }
 
 /// Topic, group, offset by queue.
@@ -565,6 +568,7 @@ fn parse_delay(bytes: &[u8]) -> Result<DelayFile, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::index::SLICE;
     use super::*;
 
     fn write(dir: &tempfile::TempDir, file: File, text: &[u8]) -> Arc<Persist> {
@@ -654,6 +658,56 @@ mod tests {
         let last = format!("{padding}{padding}79999");
         assert_eq!(offsets.query(&last, "T", 0), Some(79_999));
         assert!(offsets.text().len() > saturnmq_net::frame::MAX_FRAME);
+    }
+
+    #[test]
+    fn who_commits_first_waits_for_a_slice_of_the_index_and_not_for_a_group() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let offsets = empty(&dir);
+        let all = [
+            ("g", "T", 3000),
+            ("g", "U", 1),
+            ("h", "T", 1024),
+            ("i", "U", 5),
+        ];
+        let commit = || {
+            for (group, topic, queues) in all {
+                for queue in 0..queues {
+                    assert!(offsets.commit(group, topic, queue, i64::from(queue) + 7));
+                }
+            }
+        };
+        commit();
+        for number in 0..5000 {
+            assert!(offsets.commit(&format!("many{number:04}"), "V", 0, 1));
+        }
+        let (mut walk, mut slices) = (Walk::default(), 0);
+        while let Some(parts) = offsets.slice(&mut walk) {
+            slices += 1;
+            assert!(parts.len() <= SLICE, "{} entries", parts.len());
+            let queues: usize = parts.iter().map(|part| part.queues.len()).sum();
+            assert!(queues <= SLICE, "{queues} queues");
+        }
+        assert!(slices > 9, "{slices}");
+        let seen: Vec<_> = offsets.snapshot().into_iter().take(all.len()).collect();
+        for ((group, topic, queues), entry) in all.iter().zip(&seen) {
+            let expected: BTreeMap<i32, i64> =
+                (0..*queues).map(|q| (q, i64::from(q) + 7)).collect();
+            assert_eq!((&entry.0[..], &entry.1[..]), (*topic, *group));
+            assert_eq!(entry.2, expected);
+            assert_eq!(offsets.table(group, topic), expected);
+        }
+        assert_eq!(offsets.snapshot().len(), 5000 + all.len());
+        assert_eq!(offsets.groups_of("V").len(), 5000);
+        offsets.remove_topic("T");
+        assert_eq!(offsets.groups_of("U").len(), 2);
+        assert_eq!(offsets.snapshot().len(), 5002);
+        offsets.remove_topic("V");
+        offsets.remove_group("g");
+        let left = |offsets: &ConsumerOffsets| (offsets.cells.len(), offsets.snapshot().len());
+        assert_eq!(left(&offsets), (5, 1));
+        commit();
+        assert_eq!(offsets.snapshot().len(), 4);
     }
 
     #[test]
