@@ -26,6 +26,7 @@ pub mod http;
 pub mod inspect;
 pub mod light;
 pub mod locks;
+pub mod log;
 pub mod metrics;
 pub mod name_server;
 pub mod names;

@@ -443,6 +443,8 @@ fn store(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
     let help = "Records whose queue entry does not stand at their queue offset";
     let misplaced = broker.store.misplaced_entries();
     out.counter("misplaced_entries", help, None, misplaced)?;
+    let help = "Lines of the log that were lost: stderr did not take them in time, or not at all";
+    out.counter("log_lines_lost", help, None, crate::log::lost())?;
     let (start, end) = (
         broker.store.min_log_offset() as f64,
         broker.store.watermarks().appended() as f64,

@@ -1,7 +1,6 @@
 //! `saturnmq check`: tells whether this host is fit for a broker (docs/operations.md, Checking a
 //! host).
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -59,7 +58,7 @@ pub fn run(args: &CheckArgs) -> ExitCode {
     let report = match report {
         Ok(report) => report,
         Err(problem) => {
-            eprintln!("saturnmq: {problem}");
+            crate::bench::tell(&format!("saturnmq: {problem}"));
             return ExitCode::from(2);
         }
     };
@@ -68,8 +67,10 @@ pub fn run(args: &CheckArgs) -> ExitCode {
     } else {
         text(&report)
     };
-    // A closed pipe is no reason to complain.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    if let Err(problem) = crate::bench::print(&text) {
+        crate::bench::tell(&format!("saturnmq: {problem}"));
+        return ExitCode::from(2);
+    }
     match report.verdict() {
         Verdict::Bad => ExitCode::from(1),
         _ => ExitCode::SUCCESS,

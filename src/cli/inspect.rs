@@ -72,7 +72,7 @@ pub fn run(args: &InspectArgs) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(problem) => {
-            eprintln!("saturnmq: {problem}");
+            crate::bench::tell(&format!("saturnmq: {problem}"));
             ExitCode::from(2)
         }
     }

@@ -53,7 +53,15 @@ pub enum Command {
 /// Parses the command line, runs it, and gives the exit code. Errors are one sentence on stderr.
 pub fn run() -> ExitCode {
     match Cli::parse().command {
-        Command::Serve(args) => finish(serve::run(&args)),
+        Command::Serve(args) => {
+            let outcome = serve::run(&args);
+            let problem = outcome.as_ref().err().map(shown);
+            crate::log::end_with(problem.as_deref());
+            match outcome {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(_) => ExitCode::FAILURE,
+            }
+        }
         Command::Admin(args) => finish(admin::run(&args)),
         Command::Bench(args) => finish(bench::run(&args)),
         Command::Check(args) => check::run(&args),
@@ -65,10 +73,14 @@ fn finish<E: std::fmt::Display>(outcome: Result<(), E>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // It may hold what a server said.
-            let text = crate::admin::printable(&error.to_string());
-            crate::bench::tell(&format!("saturnmq: {text}"));
+            crate::bench::tell(&shown(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error as it is shown: it may hold what a server said.
+fn shown(error: &impl std::fmt::Display) -> String {
+    let text = crate::admin::printable(&error.to_string());
+    format!("saturnmq: {text}")
 }

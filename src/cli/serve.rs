@@ -18,7 +18,7 @@ use crate::config::{Config, ConfigError, Options, Resolved};
 use crate::control::{self, Sockets};
 use crate::persist::LoadError;
 use crate::wiring::{self, Wired};
-use crate::{banner, host};
+use crate::{banner, host, log};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -129,8 +129,8 @@ fn port_option(key: &str) -> String {
 /// [`ServeError`], for `main` to print.
 pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     let begun = Instant::now();
-    start_log(args.log_format)?;
     survive_file_size_limit()?;
+    start_log(args.log_format)?;
     let mut resolved = Config::resolve(&Options {
         conf: args.conf.clone(),
         data_dir: args.data_dir.clone(),
@@ -198,9 +198,13 @@ fn start_log(format: LogFormat) -> Result<(), ServeError> {
             .map_err(|error| ServeError::LogFilter(text, error.to_string()))?,
         _ => EnvFilter::new("info"),
     };
+    let writer = log::writer().map_err(|source| ServeError::Start {
+        what: "the log",
+        source,
+    })?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
+        .with_writer(move || writer)
         // It would be said on stderr, by a macro that panics when that fails as well.
         .log_internal_errors(false);
     // A second log in the same process (tests) keeps the first.

@@ -4,7 +4,7 @@ mod shown;
 mod state;
 mod summary;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -97,13 +97,12 @@ pub fn run(look: &Look) -> Result<bool, String> {
         } => queue(&view, (topic, *queue_id), *from, look.limit)?,
         What::Key { key, topic } => keyed(&view, key, topic, look.limit)?,
     };
-    let mut out = std::io::stdout().lock();
-    // A closed pipe is no reason to complain.
-    let _ = if look.json {
-        writeln!(out, "{value}")
+    let shown = if look.json {
+        format!("{value}\n")
     } else {
-        out.write_all(text.as_bytes())
+        text
     };
+    crate::bench::print(&shown).map_err(|error| error.to_string())?;
     let unseen = matches!(look.what, What::Verify) && view.shape.index.is_none();
     if unseen && sound {
         return Err(format!("the index was not looked at: {NO_SHAPE}"));
