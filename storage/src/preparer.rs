@@ -117,7 +117,8 @@ pub(crate) fn first_file(segments: &Segments, base: u64) -> io::Result<Segment> 
 pub(crate) struct FirstFile {
     /// Log offset of its first byte.
     pub base: u64,
-    /// Position the log ends at in a file that exists and could not be opened for want of room.
+    /// Position the log ends at in a file that could not be opened, or at 0 not be made, for want
+    /// of room.
     pub goes_on_at: Option<u64>,
 }
 
@@ -429,8 +430,12 @@ impl Work {
         let Some(from) = self.goes_on_at else {
             return self.segments.create(self.next_base);
         };
-        let opened = self.segments.open(self.next_base, from)?;
-        opened.ok_or_else(|| io::Error::other("the file that the log ends in is gone"))
+        match self.segments.open(self.next_base, from)? {
+            Some(opened) => Ok(opened),
+            // An empty log, or one that ends with the file before: there was no room to make it.
+            None if from == 0 => self.segments.create(self.next_base),
+            None => Err(io::Error::other("the file that the log ends in is gone")),
+        }
     }
 
     /// Names the spare and gives it to the writer.

@@ -97,6 +97,29 @@ fn a_file_there_was_no_room_to_open_is_handed_over_with_what_it_holds() {
     assert_eq!(take(&mut files, 2 * SIZE, true).base, 2 * SIZE);
 }
 
+#[test]
+fn the_first_file_of_a_log_is_made_when_there_is_room_for_it() {
+    let dir = tempfile::tempdir_in(".").expect("directory");
+    let segments = Segments {
+        dir: dir.path().to_path_buf(),
+        file_size: SIZE,
+        direct: true,
+        prepare: true,
+    };
+    let marks = Arc::new(Watermarks::new(FlushMode::Sync, SIZE));
+    let next = FirstFile {
+        base: SIZE,
+        goes_on_at: Some(0),
+    };
+    let bell = Arc::new(Doorbell::new().expect("eventfd"));
+    let status = Arc::default();
+    let (work, mut files) =
+        Work::new(segments, next, marks, status, bell, Arc::default()).expect("work");
+    let _preparer = Preparer::start(work).expect("start");
+    assert_eq!(take(&mut files, SIZE, true).base, SIZE);
+    assert_eq!(files.shared.status.unmakable(), None);
+}
+
 /// Fails the first sync of a file.
 struct OneFailedSync(bool);
 

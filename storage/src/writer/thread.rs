@@ -287,7 +287,12 @@ fn open_active(
     let segment = match opened {
         Ok(segment) => segment,
         Err(error) if is_no_space(&error) => {
-            tracing::error!("no room to go on in {}", segments.path(base).display());
+            let path = segments.path(base);
+            let size = segments.file_size;
+            tracing::error!(
+                "no room to go on in {} ({size} bytes): {error}",
+                path.display()
+            );
             if let Some(file) = segments.open_as_it_is(base)? {
                 preload(&file, base, end, tail)?;
             }
