@@ -17,6 +17,7 @@ use crate::format::consume_entry::ConsumeEntry;
 use crate::format::properties::names;
 use crate::format::record::Record;
 use crate::index_file::Index;
+use crate::opening::Late;
 use crate::queue_table::{Queue, RememberedQueues};
 use crate::tail::TailReader;
 use crate::watermarks::Watermarks;
@@ -40,6 +41,9 @@ const BATCH: usize = 64;
 
 /// Pause before an entry that could not be stored is tried again.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// The same for those of the start, which takes a walk along the log.
+const LATE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Shortest time between two lines about misplaced entries.
 const SAY_PAUSE: Duration = Duration::from_secs(10);
@@ -244,6 +248,8 @@ pub(crate) struct Dispatcher {
     pub(crate) held: Option<DispatchItem>,
     /// Whether the last record tried was that one.
     pub(crate) failing: bool,
+    /// Entries that the start had no room for: they come first.
+    pub(crate) late: Option<Arc<Late>>,
 }
 
 /// What one step of the dispatcher came to.
@@ -261,6 +267,9 @@ impl Dispatcher {
     /// Runs until the writer has gone; whether everything it handed over is dispatched.
     pub(crate) fn run(mut self) -> bool {
         self.receiver.begin();
+        if !self.make_late_entries() {
+            return false;
+        }
         let mut pause = Pause::default();
         loop {
             let closed = self.receiver.is_closed();
@@ -275,6 +284,30 @@ impl Dispatcher {
                 Step::Failing => std::thread::park_timeout(RETRY_PAUSE),
             }
         }
+    }
+
+    /// Makes what the start had no room for; false if the store is closed before there is room.
+    fn make_late_entries(&mut self) -> bool {
+        while let Some(late) = self.late.clone() {
+            if let Err(error) = late.make() {
+                self.failed(&error);
+                if self.receiver.is_closed() {
+                    return false;
+                }
+                std::thread::park_timeout(LATE_PAUSE);
+                continue;
+            }
+            self.late = None;
+            for queue in late.table().all() {
+                let watchers = queue.take_watchers();
+                self.wakes.report(queue.slot, watchers);
+            }
+            self.publish(late.last);
+            self.watermarks.advance_dispatched(late.end);
+            self.wakes.wake(late.end);
+            self.works_again();
+        }
+        true
     }
 
     /// Dispatches what is there, at most one batch, up to the first record that fails.
@@ -328,7 +361,7 @@ impl Dispatcher {
         self.wakes.wake(end);
     }
 
-    fn failed(&mut self, error: &DispatchError) {
+    fn failed(&mut self, error: &dyn std::error::Error) {
         if !self.failing {
             tracing::error!(%error, "entries cannot be stored; trying again");
         }
@@ -516,6 +549,7 @@ mod tests {
             misplaced: MisplacedLog::default(),
             failing: false,
             held: None,
+            late: None,
         };
         assert!(!dispatcher.run(), "not everything is dispatched");
         let fault = state.fault.load_full().unwrap();

@@ -11,6 +11,7 @@ use crate::index_file::IndexError;
 use crate::layout::LayoutError;
 use crate::mapping::MappingError;
 use crate::resume::ResumeError;
+use crate::segments::is_no_space;
 use crate::tail::TailError;
 
 /// A file operation that failed: what was tried, where, and what the system said.
@@ -99,6 +100,19 @@ pub enum OpenError {
     /// The store's own structures are inconsistent beyond repair.
     #[error("cannot recover the store: {0}")]
     Recovery(String),
+}
+
+impl OpenError {
+    /// Whether there was no room for an entry: that heals.
+    pub(crate) fn is_no_space(&self) -> bool {
+        match self {
+            Self::Queue(ConsumeQueueError::Mapping(error))
+            | Self::Index(IndexError::Mapping(error)) => error.is_no_space(),
+            Self::Queue(ConsumeQueueError::File { source, .. })
+            | Self::Index(IndexError::File { source, .. }) => is_no_space(source),
+            _ => false,
+        }
+    }
 }
 
 /// Why a message could not be read.

@@ -12,6 +12,7 @@ use crate::config::{FlushMode, StoreConfig};
 use crate::error::FileError;
 use crate::layout::Layout;
 use crate::medium;
+use crate::segments::is_no_space;
 use crate::writer::IN_FLIGHT_BYTES;
 
 /// What the second line begins with; a number of bytes follows, and when the lock was written.
@@ -53,7 +54,14 @@ pub(crate) fn announce(layout: &Layout, config: &StoreConfig) -> Result<(), File
     }
     let write = || {
         let mut file = medium::name(&abort, || File::create(&abort))?;
-        file.write_all(text.as_bytes())?;
+        match file.write_all(text.as_bytes()) {
+            // Without a text nothing bounds what a crash leaves: all of it is looked at.
+            Err(error) if is_no_space(&error) => {
+                tracing::warn!(%error, "a start after a crash of this run will take longer");
+                file.set_len(0)?;
+            }
+            written => written?,
+        }
         medium::sync_file(&file)
     };
     write().map_err(FileError::at("create", &abort))?;

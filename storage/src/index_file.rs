@@ -331,7 +331,13 @@ impl Index {
         let size = self.shape.file_size();
         let file = MappedFile::create(path, size, Advice::Random, &self.budget)?;
         let previous = last.map(|last| last.header()).unwrap_or_default();
-        let file = Arc::new(IndexFile::begin(name, self.shape, file, &previous)?);
+        let begun = IndexFile::begin(name, self.shape, Arc::clone(&file), &previous);
+        if begun.is_err() {
+            // Each try would leave one.
+            file.remove()
+                .map_err(|source| failed(file.path(), source))?;
+        }
+        let file = Arc::new(begun?);
         let mut list = files.as_ref().clone();
         list.push(Arc::clone(&file));
         self.files.store(Arc::new(list));

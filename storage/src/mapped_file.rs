@@ -148,7 +148,22 @@ impl MappedFile {
 
     /// Copies the bytes at `position` into `out`.
     pub fn read_at(self: &Arc<Self>, position: u64, out: &mut [u8]) -> Result<(), MappingError> {
-        self.with(|mapping| mapping.read_at(position, out))
+        match self.with(|mapping| mapping.read_at(position, out)) {
+            // On some file systems a look at a hole takes space, and the disk may just be full.
+            Err(error @ MappingError::Poisoned { .. }) => {
+                self.read_through(position, out).map_err(|_| error)
+            }
+            read => read,
+        }
+    }
+
+    /// Reads through a descriptor what could not be read from the mapping.
+    fn read_through(&self, position: u64, out: &mut [u8]) -> io::Result<()> {
+        let file = std::fs::File::open(&self.path)?;
+        if file.metadata()?.len() != self.size {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        file.read_exact_at(out, position)
     }
 
     /// As [`MappedFile::read_at`] if the file is mapped; false if it is not, and stays so.

@@ -27,9 +27,12 @@ use crate::recovery::{Proof, ScanEnd, ScanRange, scan};
 use crate::removed_topics::{self, RemovedTopics};
 use crate::resume::ResumePoint;
 use crate::seeded::{Fault, seeded};
+use crate::segments::is_no_space;
 use crate::store::OpenReport;
 
 pub(crate) use directories::{make_directories, make_directory};
+pub(crate) use late::Late;
+use late::Unmade;
 use progress::Progress;
 use seen::Seen;
 
@@ -38,6 +41,7 @@ mod cut;
 mod directories;
 mod doubt;
 mod evidence;
+mod late;
 mod misnamed;
 mod point;
 mod progress;
@@ -66,6 +70,8 @@ pub(crate) struct Recovered {
     /// The resume point on disk, where all that changed stands behind it: then a new one need not
     /// be waited for.
     pub(crate) resumed: Option<LastRecord>,
+    /// Entries that there was no room for.
+    pub(crate) late: Option<Arc<Late>>,
     pub(crate) report: OpenReport,
 }
 
@@ -76,6 +82,8 @@ struct Pass {
     known_below: u64,
     /// Whether it begins with the first record.
     whole: bool,
+    /// Whether entries that the disk has no room for may be left to the running store.
+    may_lack_room: bool,
 }
 
 /// What is known before anything is opened.
@@ -108,6 +116,8 @@ struct Opening<'a> {
     window: LogWindow,
     /// Whether entries below the resume point were made again.
     whole: bool,
+    /// Entries that the walk had no room for.
+    unmade: Option<Unmade>,
     /// Records that the last walk missed in the index.
     unindexed: u64,
     /// One for queues and index together.
@@ -143,6 +153,7 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
         indexed_to: 0,
         window,
         whole: false,
+        unmade: None,
         unindexed: 0,
         budget: MapBudget::new(config.max_mappings.min(host_mappings() / 4 * 3)),
         report: OpenReport {
@@ -189,6 +200,7 @@ impl Opening<'_> {
         let cut = self.cut_entries(&table, &index, log_end)?;
         self.cut_log(&found)?;
         let floors = self.set_offsets(&table);
+        let late = Late::of(&self, &found, &table, &index);
         let resumed = self.resume.as_ref().map(last_of_point);
         let last = self.last_of(&found);
         // What stands behind the last record is known to no resume point yet.
@@ -203,11 +215,12 @@ impl Opening<'_> {
         report.damaged_records = found.damage_count;
         report.queues = table.len();
         report_damage(&found, &self.window);
-        removed_topics::forget(
-            &self.layout.removed_topics(),
-            &self.removed,
-            report.log_start,
-        )?;
+        let removed = self.layout.removed_topics();
+        match removed_topics::forget(&removed, &self.removed, report.log_start) {
+            // A later start does it.
+            Err(error) if is_no_space(&error.source) => {}
+            forgotten => forgotten?,
+        }
         Ok(Recovered {
             table,
             index,
@@ -216,8 +229,9 @@ impl Opening<'_> {
             log_min: report.log_start,
             log_end,
             last,
-            resumed: resumed.filter(|_| !self.whole && !cut && !goes_on),
+            resumed: resumed.filter(|_| !self.whole && !cut && (!goes_on || late.is_some())),
             changed: !believed || cut || goes_on || report.rebuilt_entries > 0,
+            late,
             report,
         })
     }
@@ -338,6 +352,7 @@ impl Opening<'_> {
             strict_from,
             known_below: if self.known.is_empty() { 0 } else { from },
             whole: resume_at.is_none(),
+            may_lack_room: false,
         };
         let wanted = self.config.message_index.then_some(index);
         if pass.whole {
@@ -358,8 +373,10 @@ impl Opening<'_> {
         if lagging {
             self.doubt()?;
         }
+        pass.may_lack_room = !lagging;
         let found = self.scan_once(table, wanted.filter(|_| index_complete), &pass)?;
-        if !lagging && !self.lags(table) {
+        pass.may_lack_room = false;
+        if self.unmade.is_some() || !lagging && !self.lags(table) {
             return Ok(found);
         }
         self.doubt()?;
@@ -425,6 +442,7 @@ impl Opening<'_> {
         rebuild.removed = Some(&self.removed).filter(|removed| !removed.is_empty());
         rebuild.whole = pass.whole;
         rebuild.units = Units::of(self.config);
+        rebuild.may_lack_room = pass.may_lack_room;
         let mut progress = Progress::new(from, self.log_limit());
         let size = self.config.commit_log_file_size;
         let mut window = LogWindow::new(self.layout.commit_log(), size);
@@ -433,6 +451,12 @@ impl Opening<'_> {
             rebuild.record(scanned)
         })?;
         rebuild.finish(self.log_min())?;
+        let unmade = std::mem::take(&mut rebuild.unmade);
+        self.unmade = rebuild.lacks_room.take().map(|why| Unmade {
+            why,
+            next: unmade,
+            in_flight_from: range.in_flight_from,
+        });
         progress.done(found.end);
         if rebuild.inner_batches > 0 {
             let count = rebuild.inner_batches;
@@ -484,6 +508,12 @@ impl Opening<'_> {
                     queue.set_next_offset(known.next);
                     floors.insert(queue.slot, known.next);
                 }
+            }
+        }
+        for (slot, next) in self.unmade.iter().flat_map(|unmade| &unmade.next) {
+            if let Some(queue) = table.by_slot(*slot).filter(|q| q.next_offset() < *next) {
+                queue.set_next_offset(*next);
+                floors.insert(*slot, *next);
             }
         }
         floors

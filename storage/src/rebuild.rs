@@ -6,7 +6,7 @@
 //! that was deleted and made anew, or damage in the record's header, which has no checksum. So
 //! damage costs the record it hit and moves no other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::consume_queue::UnitNote;
@@ -81,6 +81,14 @@ pub(crate) struct Rebuild<'a> {
     pub(crate) whole: bool,
     /// `None` when entries get no units.
     pub(crate) units: Option<Units>,
+    /// Whether a former walk came to these records: entries of theirs that stand are left alone.
+    pub(crate) repeats: bool,
+    /// Whether the walk goes on where the disk has no room for an entry.
+    pub(crate) may_lack_room: bool,
+    /// Why no entries are made from some record on, once there was no room for one.
+    pub(crate) lacks_room: Option<String>,
+    /// By slot: the queue offset behind the last record that got no entry for that reason.
+    pub(crate) unmade: HashMap<u32, i64>,
     tracks: Vec<Track>,
     /// What the index files cover, and how many of them end before the record at hand.
     covered: (Vec<(u64, u64)>, usize),
@@ -113,6 +121,10 @@ impl<'a> Rebuild<'a> {
             removed: None,
             whole: false,
             units: None,
+            repeats: false,
+            may_lack_room: false,
+            lacks_room: None,
+            unmade: HashMap::new(),
             tracks: Vec::new(),
             covered: (index.map(Index::ranges).unwrap_or_default(), 0),
             unindexed: 0,
@@ -125,6 +137,23 @@ impl<'a> Rebuild<'a> {
 
     /// One record of the log.
     pub(crate) fn record(&mut self, scanned: Scanned<'_>) -> Result<(), OpenError> {
+        match self.make_entries(scanned) {
+            Err(error) if self.goes_on_after(&error) => self.make_entries(scanned),
+            made => made,
+        }
+    }
+
+    /// Whether the walk goes on without entries from here on.
+    fn goes_on_after(&mut self, error: &OpenError) -> bool {
+        let lacks_room = self.may_lack_room && error.is_no_space();
+        if lacks_room {
+            self.may_lack_room = false;
+            self.lacks_room = Some(error.to_string());
+        }
+        lacks_room
+    }
+
+    fn make_entries(&mut self, scanned: Scanned<'_>) -> Result<(), OpenError> {
         let Scanned {
             offset,
             record,
@@ -134,7 +163,8 @@ impl<'a> Rebuild<'a> {
             self.inner_batches += 1;
             return Ok(());
         }
-        if let Some(index) = self.index.filter(|_| !damaged) {
+        let index = self.index.filter(|_| !damaged && self.lacks_room.is_none());
+        if let Some(index) = index {
             if offset >= self.indexed_to {
                 index.put(&record)?;
             } else if !self.is_covered(offset) && record.is_indexed() {
@@ -187,10 +217,23 @@ impl<'a> Rebuild<'a> {
             // Of a topic that was deleted.
             return Ok(());
         }
+        if self.lacks_room.is_some() {
+            let queue = match is_copied {
+                true => self.table.get(topic, queue_id),
+                false => Some(self.table.get_or_create(topic, queue_id)),
+            };
+            if let Some(queue) = queue {
+                self.note_unmade(&queue, queue_offset);
+            }
+            return Ok(());
+        }
         if is_copied && !self.is_next(topic, queue_offset) {
             return Ok(());
         }
         let queue = self.table.get_or_create(topic, queue_id);
+        if self.repeats && entry.end() <= queue.log_end() {
+            return Ok(());
+        }
         let track = self.track(&queue);
         if track.offered.replace(entry.physical_offset) == Some(entry.physical_offset) {
             // A light queue that the record names twice.
@@ -198,6 +241,16 @@ impl<'a> Rebuild<'a> {
         }
         let note = note.filter(|_| !light::is_light(topic)).cloned();
         self.offer(&queue, queue_offset, Noted { entry, note })
+    }
+
+    /// No later message gets the offset of one whose entry is missing.
+    fn note_unmade(&mut self, queue: &Queue, offset: i64) {
+        let next = self.unmade.entry(queue.slot).or_insert(0);
+        let end = queue.max_offset().max(*next);
+        // Others are damage.
+        if (end..=end.saturating_add(GAP_MAX)).contains(&offset) {
+            *next = offset + 1;
+        }
     }
 
     /// Whether the light queue goes on at this offset.
@@ -290,6 +343,12 @@ impl<'a> Rebuild<'a> {
     /// The log has come to its end.
     pub(crate) fn finish(&mut self, log_min: u64) -> Result<(), OpenError> {
         for queue in self.table.all() {
+            if self.lacks_room.is_some() {
+                if let Some((offset, _)) = self.track(&queue).pending.take() {
+                    self.note_unmade(&queue, offset);
+                }
+                continue;
+            }
             let known = self.known.get(&*queue.topic);
             let known = known.and_then(|queues| queues.get(&queue.queue_id).copied());
             let track = self.track(&queue);
@@ -298,7 +357,12 @@ impl<'a> Rebuild<'a> {
                 // One record alone shows a gap, but no topic made anew, unless it was known.
                 let anew = known.is_some_and(|known| known.max == offset + 1);
                 if (next..=next.saturating_add(GAP_MAX)).contains(&offset) || anew {
-                    self.commit(&queue, offset, entry)?;
+                    match self.commit(&queue, offset, entry) {
+                        Err(error) if self.goes_on_after(&error) => {
+                            self.note_unmade(&queue, offset);
+                        }
+                        made => made?,
+                    }
                 } else {
                     self.misfit(&queue.topic, queue.queue_id, offset, entry.entry);
                 }

@@ -44,6 +44,15 @@ impl Watermarks {
         }
     }
 
+    /// The same, but the entries behind `dispatched` are still to be made.
+    pub(crate) fn behind(flush: FlushMode, start: u64, dispatched: u64) -> Watermarks {
+        assert!(dispatched <= start, "entries beyond the log");
+        Watermarks {
+            dispatched: Mark(AtomicU64::new(dispatched)),
+            ..Watermarks::new(flush, start)
+        }
+    }
+
     /// The flush mode the marks are kept for.
     pub fn flush_mode(&self) -> FlushMode {
         self.flush

@@ -20,6 +20,8 @@ use crate::medium::{Request, Witness, listen};
 use crate::store::Store;
 use crate::store::start::Parts;
 
+mod full_disk;
+
 /// Size of the log's files.
 const FILE: u64 = 16_384;
 /// Messages before the resume point, and all of them; 15 to a file.

@@ -18,7 +18,7 @@ use crate::index_file::Index;
 use crate::layout::Layout;
 use crate::lock::StoreLock;
 use crate::metrics::WriteMetrics;
-use crate::opening::Recovered;
+use crate::opening::{Late, Recovered};
 use crate::preparer::Removals;
 use crate::presence::Presence;
 use crate::queue_table::leftovers::Leftovers;
@@ -41,6 +41,8 @@ pub(crate) struct Parts {
     log_min: u64,
     /// Where the log goes on.
     log_start: LogStart,
+    /// Entries that the dispatcher has to make first.
+    late: Option<Arc<Late>>,
 }
 
 /// What a store knows of its writer.
@@ -120,10 +122,13 @@ impl Parts {
         recovered: Recovered,
     ) -> Result<(Parts, Flusher), OpenError> {
         let (last, log_end) = (recovered.last, recovered.log_end);
-        let made = recovered.resumed.unwrap_or(last);
+        let late = recovered.late;
+        let done = late.as_ref().map_or(last, |late| late.done);
+        let dispatched = late.as_ref().map_or(log_end, |late| late.done.end);
+        let made = recovered.resumed.unwrap_or(done);
         let parts = Parts {
-            watermarks: Arc::new(Watermarks::new(config.flush, log_end)),
-            dispatch: Arc::new(DispatchState::new(last)),
+            watermarks: Arc::new(Watermarks::behind(config.flush, log_end, dispatched)),
+            dispatch: Arc::new(DispatchState::new(done)),
             table: recovered.table,
             index: recovered.index,
             metrics: Arc::default(),
@@ -134,7 +139,12 @@ impl Parts {
                 end: log_end,
                 last_store_timestamp: last.timestamp,
             },
+            late,
         };
+        if let Some(late) = &parts.late {
+            let why = Arc::new(late.why.clone());
+            parts.dispatch.fault.store(Some(why));
+        }
         let mut flusher = Flusher {
             table: Arc::clone(&parts.table),
             index: Arc::clone(&parts.index),
@@ -157,7 +167,7 @@ impl Parts {
             .log_min
             .store(parts.log_min, Ordering::SeqCst);
         if recovered.changed && recovered.resumed.is_none() {
-            flusher.make(last)?;
+            flusher.make(done)?;
         }
         Ok((parts, flusher))
     }
@@ -206,7 +216,8 @@ impl Parts {
             indexed: 0,
             misplaced: MisplacedLog::default(),
             held: None,
-            failing: false,
+            failing: self.late.is_some(),
+            late: self.late.clone(),
         }
     }
 
