@@ -6,15 +6,15 @@
 //! a line that was torn or damaged counts as none. Apache RocketMQ does not look at the file.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 
 use crate::error::FileError;
 use crate::medium;
 
-/// More of the file is not read: some million removals.
-const SIZE_MAX: u64 = 64 << 20;
+/// Longest line, in bytes; a longer one is damage.
+const LINE_MAX: u64 = 4096;
 
 /// Log offsets up to which records of topics are those of a removed one.
 pub(crate) type RemovedTopics = HashMap<String, u64>;
@@ -22,18 +22,23 @@ pub(crate) type RemovedTopics = HashMap<String, u64>;
 /// Reads the file; what cannot be read says nothing.
 pub(crate) fn load(path: &Path) -> RemovedTopics {
     let mut removed = RemovedTopics::new();
-    let size = fs::metadata(path).map_or(0, |found| found.len());
-    if size > SIZE_MAX {
+    let Ok(file) = File::open(path) else {
         return removed;
-    }
-    let bytes = fs::read(path).unwrap_or_default();
-    for line in String::from_utf8_lossy(&bytes).lines() {
-        if let Some((topic, offset)) = parse(line) {
+    };
+    let (mut file, mut line) = (BufReader::new(file), Vec::new());
+    // However long the file is: without its line a topic would come back.
+    loop {
+        line.clear();
+        let read = (&mut file).take(LINE_MAX).read_until(b'\n', &mut line);
+        if !read.is_ok_and(|bytes| bytes > 0) {
+            return removed;
+        }
+        let text = str::from_utf8(line.trim_ascii_end()).unwrap_or_default();
+        if let Some((topic, offset)) = parse(text) {
             let at = removed.entry(topic.to_owned()).or_default();
             *at = offset.max(*at);
         }
     }
-    removed
 }
 
 /// Adds that records of `topic` below `offset` are those of a removed topic, durably.
@@ -87,6 +92,8 @@ fn parse(line: &str) -> Option<(&str, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -101,6 +108,22 @@ mod tests {
         assert_eq!((removed["A"], removed["%RETRY%g"]), (300, 200));
         forget(&path, &removed, 200).unwrap();
         assert_eq!(load(&path), RemovedTopics::from([("A".to_owned(), 300)]));
+    }
+
+    #[test]
+    fn a_long_file_brings_no_removed_topic_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("saturnmq.removed");
+        note(&path, "First", 100).unwrap();
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        let mut damaged = vec![b'x'; 1 << 20];
+        damaged.push(b'\n');
+        for _ in 0..65 {
+            file.write_all(&damaged).unwrap();
+        }
+        note(&path, "Last", 200).unwrap();
+        let removed = load(&path);
+        assert_eq!((removed["First"], removed["Last"]), (100, 200));
     }
 
     #[test]
