@@ -9,6 +9,10 @@ use crate::format::index_entry::{INDEX_ITEM_SIZE, IndexHeader, IndexItem};
 /// Items and slots are read in pieces of this many bytes, a multiple of both their sizes.
 const PIECE: usize = 20 * 1024;
 
+/// What takes room at once on a filesystem, at least, in bytes.
+const PAGE: usize = 4096;
+static ZEROS: [u8; PAGE] = [0; PAGE];
+
 impl IndexFile {
     /// Removes the items whose record begins at `log_offset` or behind it.
     pub(super) fn truncate(&self, log_offset: u64) -> Result<(), IndexError> {
@@ -76,11 +80,17 @@ impl IndexFile {
             let len = (end - place).min(PIECE as u64) as usize;
             let piece = &mut bytes[..len];
             self.file.read_at(place, piece)?;
-            if piece.iter().any(|byte| *byte != 0) {
-                piece.fill(0);
-                self.file.write_at(place, piece)?;
+            // Page by page: the one beside may be a hole, and the disk full.
+            let mut rest = &piece[..];
+            while !rest.is_empty() {
+                let page = PAGE - place as usize % PAGE;
+                let (page, behind) = rest.split_at(page.min(rest.len()));
+                if page.iter().any(|byte| *byte != 0) {
+                    self.file.write_at(place, &ZEROS[..page.len()])?;
+                }
+                place += page.len() as u64;
+                rest = behind;
             }
-            place += len as u64;
         }
         Ok(())
     }

@@ -427,3 +427,31 @@ fn the_first_key_of_a_file_is_found_by_its_time_however_long_nothing_came_before
         assert_eq!(found, [1000 + number as u64 * 100]);
     }
 }
+
+/// Has no space for a page that has none yet.
+struct Full;
+
+impl medium::Witness for Full {
+    fn before(&mut self, request: medium::Request<'_>) -> io::Result<()> {
+        match request {
+            medium::Request::Populate(_) => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+            _ => Ok(()),
+        }
+    }
+
+    fn after(&mut self, _request: medium::Request<'_>) {}
+}
+
+#[test]
+fn an_index_is_taken_back_on_a_full_disk() {
+    let fixture = Fixture::new(20_000, 8);
+    fixture.key("kept", 0, 1);
+    let mark = fixture.index.mark().unwrap();
+    fixture.key("taken", 10, 2);
+    medium::listen(Some(std::rc::Rc::new(std::cell::RefCell::new(Full))));
+    let rewound = fixture.index.rewind(Some(&mark));
+    medium::listen(None);
+    assert!(rewound.unwrap());
+    assert_eq!(fixture.find("kept", 0, i64::MAX), [0]);
+    assert!(fixture.find("taken", 0, i64::MAX).is_empty());
+}
