@@ -462,6 +462,12 @@ fn load_from<T>(
     path: PathBuf,
     parse: impl Fn(&[u8]) -> Result<T, String>,
 ) -> Result<Option<T>, LoadError> {
+    // What a start finds in the place of the next write must not hold it up.
+    let temporary = with_suffix(&path, ".tmp");
+    remove_what_is_no_file(&temporary).map_err(|source| LoadError::Io {
+        path: temporary,
+        source,
+    })?;
     let problem = match read_state(&path, &parse)? {
         Read::Good(value) => return Ok(Some(value)),
         Read::Absent => None,
@@ -515,7 +521,6 @@ pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     make_directory(directory)?;
     let temporary = with_suffix(path, ".tmp");
-    remove_what_is_no_file(&temporary)?;
     let mut file = std::fs::File::create(&temporary)?;
     file.write_all(content)?;
     file.sync_all()?;

@@ -466,12 +466,9 @@ impl Opening<'_> {
             in_flight_from: range.in_flight_from,
         });
         progress.done(found.end);
-        if rebuild.inner_batches > 0 {
-            let count = rebuild.inner_batches;
-            self.report.notes.push(format!(
-                "{count} records of batch queues (BatchCQ) stay in the log but cannot be read"
-            ));
-        }
+        let batches = rebuild.inner_batches;
+        let note = format!("{batches} records of batch queues (BatchCQ) stay in the log unread");
+        self.report.notes.extend((batches > 0).then_some(note));
         self.report.scanned_bytes += found.end - from;
         self.report.rebuilt_entries += rebuild.entries;
         self.report.replaced_entries += rebuild.replaced;
