@@ -24,7 +24,7 @@ use crate::side_by_side;
 mod extended;
 pub(crate) mod leftovers;
 mod remembered;
-pub(crate) mod removal;
+pub mod removal;
 
 pub(crate) use remembered::RememberedQueues;
 use removal::{Removal, Removing};

@@ -90,26 +90,28 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-impl QueueTable {
-    /// Removes a topic's queues and returns them; `None`: there is no such topic. `note` makes
-    /// durable which records are those of the removed topic; it is called when the queues take no
-    /// more and their files are aside. After an error the queues are gone from the table, nothing
-    /// is taken under the topic's name, and the removal may be tried again.
-    pub fn remove_topic(
-        &self,
-        topic: &str,
+/// A topic whose queues are out of the table; it ends with [`TopicRemoval::finish`].
+pub struct TopicRemoval<'t> {
+    queues: Arc<Vec<Arc<Queue>>>,
+    under_way: UnderWay<'t>,
+}
+
+impl TopicRemoval<'_> {
+    /// Puts the files aside and returns the queues. `note` makes durable which records are those of
+    /// the removed topic; it is called when the queues take no more. After an error nothing is
+    /// taken under the topic's name, and the removal may be tried again.
+    pub(crate) fn finish(
+        self,
         mut note: impl FnMut() -> Result<(), ConsumeQueueError>,
-    ) -> Result<Option<Arc<Vec<Arc<Queue>>>>, ConsumeQueueError> {
-        let Some((queues, under_way)) = self.take_out(topic) else {
-            return Ok(None);
-        };
-        for queue in queues.iter() {
+    ) -> Result<Arc<Vec<Arc<Queue>>>, ConsumeQueueError> {
+        for queue in self.queues.iter() {
             queue.files.close();
             if let Some(extension) = &queue.extension {
                 extension.close();
             }
         }
-        let mut aside = self.put_aside(topic)?;
+        let UnderWay { table, topic, .. } = &self.under_way;
+        let mut aside = table.put_aside(topic)?;
         if note().is_err() {
             // What is missing may be the room that the files take.
             for directory in aside.drain(..) {
@@ -120,8 +122,29 @@ impl QueueTable {
             }
             note()?;
         }
-        under_way.complete();
-        Ok(Some(queues))
+        self.under_way.complete();
+        Ok(self.queues)
+    }
+}
+
+impl QueueTable {
+    /// Removes a topic's queues and returns them; `None`: there is no such topic. As
+    /// [`Self::begin_removal`] and [`TopicRemoval::finish`].
+    pub fn remove_topic(
+        &self,
+        topic: &str,
+        note: impl FnMut() -> Result<(), ConsumeQueueError>,
+    ) -> Result<Option<Arc<Vec<Arc<Queue>>>>, ConsumeQueueError> {
+        let removal = self.begin_removal(topic);
+        removal.map(|removal| removal.finish(note)).transpose()
+    }
+
+    /// Takes a topic's queues out of the table; `None`: there is no such topic. Those that are made
+    /// under its name take nothing before the removal is over. Waits for no disk, unless the topic
+    /// is being removed already.
+    pub fn begin_removal(&self, topic: &str) -> Option<TopicRemoval<'_>> {
+        let (queues, under_way) = self.take_out(topic)?;
+        Some(TopicRemoval { queues, under_way })
     }
 
     /// How often queues were removed.
