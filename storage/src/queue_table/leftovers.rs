@@ -80,16 +80,19 @@ mod tests {
     #[test]
     fn what_a_former_run_left_is_removed_and_what_comes_meanwhile() {
         let dir = tempfile::tempdir().unwrap();
-        let leftovers = Leftovers::new(dir.path().to_owned());
+        let (kept, aside) = (dir.path().join("kept"), dir.path().join("aside"));
+        std::fs::create_dir(&aside).unwrap();
+        let leftovers = Leftovers::new(aside.clone());
         leftovers.sweep();
         for number in 0..50 {
-            let queue = dir.path().join(number.to_string()).join("0");
-            std::fs::create_dir_all(&queue).unwrap();
-            std::fs::write(queue.join("00000000000000000000"), b"entries").unwrap();
+            let topic = kept.join(number.to_string());
+            std::fs::create_dir_all(topic.join("0")).unwrap();
+            std::fs::write(topic.join("0/00000000000000000000"), b"entries").unwrap();
+            std::fs::rename(&topic, aside.join(number.to_string())).unwrap();
             leftovers.sweep();
         }
         let end = Instant::now() + Duration::from_secs(20);
-        while has_entries(dir.path()) {
+        while has_entries(&aside) {
             assert!(Instant::now() < end, "files are left");
             thread::sleep(Duration::from_millis(1));
         }
