@@ -287,7 +287,7 @@ impl Dispatcher {
     }
 
     /// Makes what the start had no room for; false if the store is closed before there is room.
-    fn make_late_entries(&mut self) -> bool {
+    pub(crate) fn make_late_entries(&mut self) -> bool {
         while let Some(late) = self.late.clone() {
             if let Err(error) = late.make() {
                 self.failed(&error);

@@ -244,9 +244,16 @@ impl Run {
                 state.trouble.full = false;
             }
             match opened {
-                Ok(engine) if !stopped => {
+                // It had no room for all entries, and ends before there is some.
+                Ok(engine)
+                    if !stopped && engine.dispatcher.late.is_some() && self.seed.chance(1, 2) =>
+                {
+                    self.note(|| format!("not all entries made: {:?}", engine.report));
+                }
+                Ok(mut engine) if !stopped => {
                     self.counts.recoveries += 1;
                     self.note(|| format!("recovered: {:?}", engine.report));
+                    require!(engine.dispatcher.make_late_entries(), "no room for entries");
                     return Ok(engine);
                 }
                 Ok(engine) => drop(engine),
