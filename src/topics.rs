@@ -14,6 +14,7 @@ use crate::persist::{File, LoadError, Persist, Ticket};
 use crate::state_json::{DataVersion, Generation, JsonWriter};
 use crate::traffic::Traffic;
 
+mod absence;
 mod light;
 mod loading;
 mod room;
@@ -532,13 +533,6 @@ impl Topics {
         }
     }
 
-    /// Runs `work` if there is no topic of that name, and none is made meanwhile: whoever would
-    /// make one waits for it.
-    pub fn while_absent<T>(&self, name: &str, work: impl FnOnce() -> T) -> Option<T> {
-        let _version = self.lock();
-        self.get(name).is_none().then(work)
-    }
-
     /// Removes a topic's configuration; its queues are the caller's business.
     pub fn remove(&self, name: &str) -> Option<(Arc<Topic>, Ticket)> {
         if let Some(light) = self.light(name) {
@@ -817,27 +811,6 @@ mod tests {
         topics.create_if_absent(TopicConfig::new("T", 4, 6));
         topics.remove("T");
         assert_eq!(*heard.lock().expect("log"), ["+T", "-T"]);
-    }
-
-    #[test]
-    fn no_topic_is_made_while_somebody_relies_on_its_absence() {
-        let dir = tempfile::tempdir().expect("temporary directory");
-        let topics = empty(&dir);
-        let (made, is_made) = std::sync::mpsc::channel();
-        std::thread::scope(|scope| {
-            let topics = &topics;
-            let relied = topics.while_absent("T", || {
-                scope.spawn(move || {
-                    topics.create_if_absent(TopicConfig::new("T", 4, 6));
-                    made.send(()).expect("the test");
-                });
-                let early = is_made.recv_timeout(std::time::Duration::from_millis(20));
-                early.is_err() && topics.get("T").is_none()
-            });
-            assert_eq!(relied, Some(true));
-            is_made.recv().expect("the topic");
-        });
-        assert!(topics.while_absent("T", || ()).is_none());
     }
 
     #[test]

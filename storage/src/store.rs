@@ -14,7 +14,6 @@ use chrono::Timelike;
 use crate::append_queue::AppendPort;
 use crate::commit_log::LogStatus;
 use crate::config::StoreConfig;
-use crate::consume_queue::ConsumeQueueError;
 use crate::dispatch::{DispatchState, WakeQueue, Waker};
 use crate::error::{CloseError, FileError, OpenError, RetentionError};
 use crate::flusher::{Flusher, FlusherThread};
@@ -29,16 +28,15 @@ use crate::opening::{Recovered, make_directories, make_directory, recover};
 use crate::preparer::Removals;
 use crate::presence::{self, Presence};
 use crate::queue_table::leftovers::Leftovers;
-use crate::queue_table::removal::TopicRemoval;
 use crate::queue_table::{Queue, QueueTable};
 use crate::reader::{ReadShared, StoreReader};
-use crate::removed_topics;
 use crate::retention::{DiskUse, LogFileAge, MANUAL_ROUNDS, RoundInput, plan};
 use crate::tail::{TailError, TailReaders};
 use crate::watermarks::Watermarks;
 pub use crate::writer::lent::LentWriter;
 use crate::writer::thread::RunningWriter;
 
+mod removing;
 pub(crate) mod start;
 
 /// How long closing waits for what was appended to be written.
@@ -236,42 +234,6 @@ impl Store {
     /// All queues of a topic, by queue id.
     pub fn queues_of(&self, topic: &str) -> Arc<Vec<Arc<Queue>>> {
         self.table.queues_of(topic)
-    }
-
-    /// Removes a topic's queues and returns those that there were. May wait for the disk. Their
-    /// files go in the background.
-    pub fn remove_topic(&self, topic: &str) -> Result<Arc<Vec<Arc<Queue>>>, ConsumeQueueError> {
-        let removal = self.begin_removal(topic);
-        removal.map_or_else(
-            || Ok(Arc::default()),
-            |removal| self.finish_removal(topic, removal),
-        )
-    }
-
-    /// Takes a topic's queues out of the table, without a wait: the first half of
-    /// [`Self::remove_topic`]. Queues that are made under its name take nothing before the second.
-    pub fn begin_removal(&self, topic: &str) -> Option<TopicRemoval<'_>> {
-        self.table.begin_removal(topic)
-    }
-
-    /// The second half of [`Self::remove_topic`].
-    pub fn finish_removal(
-        &self,
-        topic: &str,
-        removal: TopicRemoval<'_>,
-    ) -> Result<Arc<Vec<Arc<Queue>>>, ConsumeQueueError> {
-        let removed = removal.finish(|| {
-            self.watermarks.wait_for_staging();
-            // Whatever stands behind that is of a topic that is made again.
-            let (path, end) = (self.layout.removed_topics(), self.watermarks.appended());
-            removed_topics::note(&path, topic, end)
-                .map_err(|source| ConsumeQueueError::File { path, source })
-        });
-        self.leftovers.sweep();
-        if let Some(running) = self.running().as_ref() {
-            running.flusher.request();
-        }
-        removed
     }
 
     /// How far the log has come.
