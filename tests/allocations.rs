@@ -106,7 +106,8 @@ fn pull(subscription: &str, offset: &str) -> Vec<u8> {
         ("topic", "T"),
         ("queueId", "1"),
         ("queueOffset", offset),
-        ("maxMsgNums", "16"),
+        // A round of answers stays below what a connection keeps as its buffer.
+        ("maxMsgNums", "8"),
         ("sysFlag", "5"),
         ("commitOffset", "3"),
         ("suspendTimeoutMillis", "0"),
