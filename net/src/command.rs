@@ -7,6 +7,7 @@ use crate::error::HeaderError;
 use crate::frame::{Codec, Frame};
 use crate::header::fields::{Fields, Slot};
 use crate::header::lexer::Span;
+use crate::header::template::Templates;
 use crate::header::{binary, json};
 
 /// Flag bit of a response (docs/protocol.md, "Flag and opaque").
@@ -87,6 +88,8 @@ pub struct Scratch {
     /// Text that does not stand in the header as such.
     pub(crate) text: String,
     pub(crate) slots: Vec<Slot>,
+    /// Shapes of the JSON headers read before.
+    templates: Templates,
 }
 
 impl Scratch {
@@ -100,7 +103,7 @@ impl Scratch {
 }
 
 /// The fixed part of a header.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Head {
     pub(crate) code: i32,
     pub(crate) language: Language,
@@ -180,7 +183,7 @@ pub fn decode<'a>(frame: Frame<'a>, scratch: &'a mut Scratch) -> Result<Command<
     let (head, header) = match frame.codec {
         Codec::Json => {
             let header = std::str::from_utf8(frame.header).map_err(|_| HeaderError::NotUtf8)?;
-            (json::decode(header, scratch)?, header)
+            (read_json(header, scratch)?, header)
         }
         Codec::Binary => (binary::decode(frame.header, scratch)?, ""),
     };
@@ -196,6 +199,21 @@ pub fn decode<'a>(frame: Frame<'a>, scratch: &'a mut Scratch) -> Result<Command<
         body: frame.body,
         codec: frame.codec,
     })
+}
+
+/// Reads a JSON header: by its shape, if such a header came before, else word by word.
+fn read_json(header: &str, scratch: &mut Scratch) -> Result<Head, HeaderError> {
+    let Scratch {
+        text,
+        slots,
+        templates,
+    } = scratch;
+    if let Some(head) = templates.read(header, text, slots) {
+        return Ok(head);
+    }
+    let head = json::decode(header, scratch)?;
+    scratch.templates.learn(header, &head);
+    Ok(head)
 }
 
 #[cfg(test)]

@@ -21,6 +21,17 @@ pub(crate) struct Slot {
     pub(crate) value: Option<Span>,
 }
 
+impl Slot {
+    /// The same field of a source in which it stands `by` bytes further on (modulo 2^32).
+    #[inline]
+    pub(crate) fn moved(self, by: usize) -> Self {
+        Slot {
+            name: self.name.moved(by),
+            value: self.value.map(|value| value.moved(by)),
+        }
+    }
+}
+
 /// The ext fields of one command.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Fields<'a> {

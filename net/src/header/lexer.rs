@@ -37,6 +37,16 @@ impl Span {
         }
     }
 
+    /// The same piece of a source in which it stands `by` bytes further on (modulo 2^32).
+    #[inline]
+    pub(crate) fn moved(self, by: usize) -> Self {
+        Span {
+            start: self.start.wrapping_add(by as u32),
+            end: self.end.wrapping_add(by as u32),
+            ..self
+        }
+    }
+
     /// The text itself. Spans start and end at whole characters of the text they were made for.
     pub(crate) fn text<'a>(self, source: &'a str, buffer: &'a str) -> &'a str {
         let text = if self.unescaped { buffer } else { source };
@@ -63,6 +73,16 @@ pub(crate) struct Lexer<'t> {
 impl<'t> Lexer<'t> {
     pub(crate) fn new(text: &'t str) -> Self {
         Lexer { text, at: 0 }
+    }
+
+    /// A lexer that has read up to `at`.
+    pub(crate) fn at(text: &'t str, at: usize) -> Self {
+        Lexer { text, at }
+    }
+
+    /// How far it has read.
+    pub(crate) fn place(&self) -> usize {
+        self.at
     }
 
     /// The error for the present position.
@@ -224,7 +244,7 @@ impl<'t> Lexer<'t> {
     }
 
     /// A string in `quote`s, which come next.
-    fn string(&mut self, quote: u8, buffer: &mut String) -> Result<Span, HeaderError> {
+    pub(crate) fn string(&mut self, quote: u8, buffer: &mut String) -> Result<Span, HeaderError> {
         self.at += 1;
         let start = self.at;
         self.at += self.plain(quote);

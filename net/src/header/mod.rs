@@ -4,3 +4,4 @@ pub mod binary;
 pub mod fields;
 pub mod json;
 pub(crate) mod lexer;
+pub(crate) mod template;
