@@ -42,11 +42,18 @@ pub fn clean_topics() -> Answer {
         for topic in topics {
             let (cluster, name) = (&broker.config.cluster, &broker.config.broker_name);
             let system = names::is_system_topic(topic, cluster, name);
-            if system || is_light(topic) || broker.topics.get(topic).is_some() {
+            if system || is_light(topic) {
                 continue;
             }
+            // Taken before anybody can make the topic: what it takes then goes to other queues.
+            let taken = broker
+                .topics
+                .while_absent(topic, || broker.store.begin_removal(topic));
+            let Some(removal) = taken.flatten() else {
+                continue;
+            };
             tracing::info!("removing the queues of {topic}, which is not configured");
-            match broker.store.remove_topic(topic) {
+            match broker.store.finish_removal(topic, removal) {
                 Ok(queues) => broker.queues_gone(&queues),
                 Err(error) => return Reply::error(SYSTEM_ERROR, error.to_string()),
             }
