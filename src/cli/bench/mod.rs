@@ -352,7 +352,7 @@ fn measure(
 ) -> Result<(), BenchError> {
     args.check()?;
     interrupt::attend();
-    args.pin()?;
+    args.prepare_process()?;
     let address = args.address(&plan)?;
     let environment = args.environment(&plan, &address);
     plan.watch.says_written = Written::ask(&address).map(|_| address);
