@@ -168,9 +168,17 @@ impl<'o> Encoder<'o> {
         match self.head.codec {
             Codec::Json => {
                 let first = self.fields == 0;
-                self.bytes(if first { b",\"extFields\":{\"" } else { b",\"" });
-                escape(self.out, key);
-                self.bytes(b"\":\"");
+                // The fields of sends have one letter: written at once, at a length known here.
+                match key.as_bytes() {
+                    &[letter @ b'a'..=b'z'] if !first => {
+                        self.bytes(&[b',', b'"', letter, b'"', b':', b'"']);
+                    }
+                    _ => {
+                        self.bytes(if first { b",\"extFields\":{\"" } else { b",\"" });
+                        escape(self.out, key);
+                        self.bytes(b"\":\"");
+                    }
+                }
             }
             Codec::Binary => {
                 let (Ok(key_length), Ok(length)) =

@@ -15,9 +15,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use thiserror::Error;
 
 use crate::format::batch::{BatchError, encode_batch, measure_batch};
-use crate::format::message::{
-    EncodeError, MessageParts, encode_into, encoded_len, properties_len, sys_flag,
-};
+use crate::format::message::{EncodeError, Measured, MessageParts, sys_flag};
 use crate::queue_table::Queue;
 
 /// Bytes in front of every entry in a ring.
@@ -231,7 +229,8 @@ impl AppendPort {
         message: &MessageParts<'_>,
         light: &[u32],
     ) -> Result<(), PushError> {
-        let len = encoded_len(message)?;
+        let measured = Measured::new(message)?;
+        let len = measured.len;
         if light.len() > LIGHT_MAX {
             let size = len + LIGHT_BYTES * light.len();
             let limit = self.limits.record_bytes;
@@ -245,21 +244,17 @@ impl AppendPort {
             assign_offset: has_queue_offset(message.sys_flag),
             light: light.len() as u32,
         };
-        let mut encoded = Ok(());
         self.push_encoded(entry, |place| {
             let (list, record) = place.split_at_mut(entry.list_len());
             if !list.is_empty() {
-                let properties = properties_len(message) as u32;
+                let properties = measured.properties_len() as u32;
                 let numbers = [properties].into_iter().chain(light.iter().copied());
                 for (place, number) in list.chunks_exact_mut(LIGHT_BYTES).zip(numbers) {
                     place.copy_from_slice(&number.to_ne_bytes());
                 }
             }
-            encoded = encode_into(message, record);
-        })?;
-        // Measuring has checked everything that encoding checks.
-        encoded.expect("a measured message is encoded");
-        Ok(())
+            measured.write(record);
+        })
     }
 
     /// Takes a client's batch (the body of `parts`): all of its messages or none. `sizes` receives
@@ -285,19 +280,16 @@ impl AppendPort {
         slot: u32,
         message: &MessageParts<'_>,
     ) -> Result<(), PushError> {
+        let measured = Measured::new(message)?;
         let entry = Entry {
-            len: entry_len(encoded_len(message)?, self.limits.record_bytes)?,
+            len: entry_len(measured.len, self.limits.record_bytes)?,
             records: 1,
             token,
             slot,
             assign_offset: has_queue_offset(message.sys_flag),
             light: 0,
         };
-        let mut encoded = Ok(());
-        self.push_encoded(entry, |place| encoded = encode_into(message, place))?;
-        // Measuring has checked everything that encoding checks.
-        encoded.expect("a measured message is encoded");
-        Ok(())
+        self.push_encoded(entry, |place| measured.write(place))
     }
 
     /// As [`AppendPort::push_batch`], for the queue with this slot.

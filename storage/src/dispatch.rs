@@ -232,13 +232,14 @@ pub(crate) struct Dispatcher {
     /// `None` when `messageIndexEnable=false`.
     pub(crate) index: Option<Arc<Index>>,
     pub(crate) watermarks: Arc<Watermarks>,
-    pub(crate) tail: TailReader,
+    /// `None` only while a record is looked at.
+    pub(crate) tail: Option<TailReader>,
     pub(crate) delay_levels_ms: Vec<u64>,
     /// `None` when queue entries get no units.
     pub(crate) units: Option<Units>,
     pub(crate) wakes: CoreWakes,
     pub(crate) state: Arc<DispatchState>,
-    /// Bytes of the record at hand.
+    /// Bytes of a record that lies in two pieces.
     pub(crate) record: Vec<u8>,
     /// Log offset up to which records were indexed, so that a retry does not index one twice.
     pub(crate) indexed: u64,
@@ -377,28 +378,44 @@ impl Dispatcher {
         }
     }
 
+    /// Looks at the record where it lies in the tail, for the writer keeps there what is not
+    /// dispatched; only one that lies in two pieces is copied.
     fn try_dispatch(&mut self, item: &DispatchItem) -> Result<Option<i64>, DispatchError> {
-        self.load(item)?;
-        let bytes = std::mem::take(&mut self.record);
-        let stored = match Record::decode(&bytes) {
-            Ok(record) => self.store_entries(item, &record),
+        let (offset, size) = (item.physical_offset, item.size as usize);
+        // Lent to the look at the record, which needs the rest of the dispatcher.
+        let Some(mut tail) = self.tail.take() else {
+            return Err(DispatchError::NotInTail { offset });
+        };
+        let bounds = (tail.start(), tail.size());
+        let stored = tail.with(offset, size, |first, second| {
+            if second.is_empty() {
+                return self.store(item, first, bounds);
+            }
+            let mut bytes = std::mem::take(&mut self.record);
+            bytes.clear();
+            bytes.extend_from_slice(first);
+            bytes.extend_from_slice(second);
+            let stored = self.store(item, &bytes, bounds);
+            self.record = bytes;
+            stored
+        });
+        self.tail = Some(tail);
+        stored.unwrap_or(Err(DispatchError::NotInTail { offset }))
+    }
+
+    /// Stores the entries of a record with these bytes; `tail`: where the tail starts, its size.
+    fn store(
+        &mut self,
+        item: &DispatchItem,
+        bytes: &[u8],
+        tail: (u64, u64),
+    ) -> Result<Option<i64>, DispatchError> {
+        match Record::decode(bytes) {
+            Ok(record) => self.store_entries(item, &record, tail),
             Err(problem) => {
                 tracing::error!(offset = item.physical_offset, %problem, "not a record");
                 Ok(None)
             }
-        };
-        self.record = bytes;
-        stored
-    }
-
-    /// Takes the record's bytes from the tail: the writer keeps there what is not dispatched.
-    fn load(&mut self, item: &DispatchItem) -> Result<(), DispatchError> {
-        self.record.clear();
-        let (offset, size) = (item.physical_offset, item.size as usize);
-        if self.tail.copy(offset, size, &mut self.record) {
-            Ok(())
-        } else {
-            Err(DispatchError::NotInTail { offset })
         }
     }
 
@@ -406,6 +423,7 @@ impl Dispatcher {
         &mut self,
         item: &DispatchItem,
         record: &Record<'_>,
+        tail: (u64, u64),
     ) -> Result<Option<i64>, DispatchError> {
         if let Some(index) = self
             .index
@@ -416,7 +434,7 @@ impl Dispatcher {
             self.indexed = item.physical_offset + 1;
         }
         if item.light {
-            self.store_light_entries(item, record)?;
+            self.store_light_entries(item, record, tail)?;
         }
         if item.slot != NO_QUEUE
             && let Some(queue) = self.queues.get(item.slot)
@@ -426,7 +444,6 @@ impl Dispatcher {
                 return Ok(Some(record.store_timestamp()));
             }
             let entry = entry_of(item, record, &self.delay_levels_ms);
-            let tail = (self.tail.start(), self.tail.size());
             queue.note_recent(item.physical_offset, tail.0, tail.1);
             let note = self.units.as_mut().map(|units| units.note(record));
             let placed = queue.append_in_place(item.queue_offset, entry, note)?;
@@ -539,7 +556,7 @@ mod tests {
             places: Places::default(),
             index: None,
             watermarks: Arc::new(Watermarks::new(FlushMode::Sync, 0)),
-            tail: readers.reader().unwrap(),
+            tail: Some(readers.reader().unwrap()),
             delay_levels_ms: vec![1],
             units: None,
             wakes,

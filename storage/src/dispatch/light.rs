@@ -9,11 +9,13 @@ use crate::format::record::Record;
 
 impl Dispatcher {
     /// Adds the record's entry to each light queue that it has an offset in, unless it stands there
-    /// already: the queue was named twice, or a try before came so far.
+    /// already: the queue was named twice, or a try before came so far. `tail`: where the tail
+    /// starts, and its size.
     pub(super) fn store_light_entries(
         &mut self,
         item: &DispatchItem,
         record: &Record<'_>,
+        tail: (u64, u64),
     ) -> Result<(), DispatchError> {
         let entry = entry_of(item, record, &self.delay_levels_ms);
         for (name, offset) in light::places(record.properties()) {
@@ -25,7 +27,6 @@ impl Dispatcher {
             if anew || queue.log_end() > item.physical_offset {
                 continue;
             }
-            let tail = (self.tail.start(), self.tail.size());
             queue.note_recent(item.physical_offset, tail.0, tail.1);
             let placed = queue.append_in_place(offset, entry, None)?;
             if placed != Placed::Appended {

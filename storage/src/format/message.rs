@@ -151,9 +151,33 @@ pub fn encoded_len(parts: &MessageParts<'_>) -> Result<usize, EncodeError> {
     Encoding::single(parts).measure()
 }
 
-/// Bytes of the property string that [`encode_into`] makes of `parts`.
-pub fn properties_len(parts: &MessageParts<'_>) -> usize {
-    Encoding::single(parts).properties_len()
+/// A record that was checked and measured.
+pub(crate) struct Measured<'a> {
+    encoding: Encoding<'a>,
+    /// Bytes of the record.
+    pub len: usize,
+}
+
+impl<'a> Measured<'a> {
+    /// Checks the parts of a record.
+    pub fn new(parts: &'a MessageParts<'a>) -> Result<Self, EncodeError> {
+        let encoding = Encoding::single(parts);
+        let len = encoding.measure()?;
+        Ok(Self { encoding, len })
+    }
+
+    /// Bytes of the property string.
+    pub fn properties_len(&self) -> usize {
+        self.encoding.properties_len()
+    }
+
+    /// As [`encode_into`].
+    ///
+    /// # Panics
+    /// When `out` does not have `len` bytes.
+    pub fn write(&self, out: &mut [u8]) {
+        self.encoding.write_measured(out);
+    }
 }
 
 /// Encodes a record into `out`, whose size must be [`encoded_len`]. Queue offset, log offset
@@ -298,6 +322,13 @@ impl<'a> Encoding<'a> {
                 place: out.len(),
             });
         }
+        self.write_measured(out);
+        Ok(())
+    }
+
+    /// Writes the record into its place, which is as long as [`Encoding::measure`] has said.
+    fn write_measured(&self, out: &mut [u8]) {
+        let len = out.len();
         let parts = self.parts;
         let version_2 = parts.topic.len() > TOPIC_MAX;
         let mut place = Place { out, at: 0 };
@@ -327,7 +358,6 @@ impl<'a> Encoding<'a> {
             place.put(piece);
         }
         assert_eq!(place.at, len, "a record is as long as measured");
-        Ok(())
     }
 
     /// The property string in pieces.

@@ -207,7 +207,7 @@ impl Parts {
             places: Places::default(),
             index: self.config.message_index.then(|| Arc::clone(&self.index)),
             watermarks: Arc::clone(&self.watermarks),
-            tail,
+            tail: Some(tail),
             delay_levels_ms: self.config.delay_levels_ms.clone(),
             units: Units::of(&self.config),
             wakes,
