@@ -55,8 +55,8 @@ pub fn run(resolved: &Resolved) -> Result<Report, String> {
     let log = config.store.commit_log_path();
     let directory = host::existing(&log)
         .ok_or_else(|| format!("{} and nothing above it exists", log.display()))?;
-    let unknown = resolved.remarks.unknown.iter();
-    let mut lines: Vec<_> = unknown.map(|sentence| unknown_key(sentence)).collect();
+    let told = resolved.remarks.sentences.iter();
+    let mut lines: Vec<_> = told.map(|sentence| odd_key(sentence)).collect();
     lines.extend(Facts::gather(root).lines());
     lines.push(network()?);
     let mut sync_histogram = Vec::new();
@@ -85,8 +85,8 @@ pub fn run(resolved: &Resolved) -> Result<Report, String> {
     })
 }
 
-fn unknown_key(sentence: &str) -> Line {
-    let mend = "correct the key, or take the line out";
+fn odd_key(sentence: &str) -> Line {
+    let mend = "correct the line, or take it out";
     Line::mend("configuration", Verdict::Limited, sentence.to_owned(), mend)
 }
 

@@ -9,8 +9,9 @@ use thiserror::Error;
 pub const TOPIC_MAX_LENGTH: usize = 127;
 /// Longest `%RETRY%` or `%DLQ%` topic name.
 pub const RETRY_TOPIC_MAX_LENGTH: usize = 255;
-/// Longest consumer or producer group name.
-pub const GROUP_MAX_LENGTH: usize = 120;
+/// Longest consumer or producer group name: its retry topic must be a directory name. Clients of
+/// 4.9 allow 255, and Apache's brokers serve what they allow.
+pub const GROUP_MAX_LENGTH: usize = RETRY_TOPIC_MAX_LENGTH - RETRY_PREFIX.len();
 
 /// Prefix of a group's retry topic.
 pub const RETRY_PREFIX: &str = "%RETRY%";
@@ -71,7 +72,8 @@ const OTHER_SYSTEM_GROUPS: [&str; 6] = [
     "SELF_TEST_P_GROUP",
 ];
 
-const SYSTEM_TOPICS: [&str; 11] = [
+/// Topics that belong to the system by their name alone, whether they exist or not.
+pub const SYSTEM_TOPICS: [&str; 11] = [
     AUTO_CREATE_TOPIC,
     SCHEDULE_TOPIC,
     BENCHMARK_TOPIC,
@@ -251,14 +253,14 @@ mod tests {
     fn lengths_are_counted_per_kind_of_name() {
         assert_eq!(check_topic(&"t".repeat(127)), Ok(()));
         assert_eq!(check_topic(&"t".repeat(128)), Err(NameError::TopicTooLong));
-        assert_eq!(check_topic(&retry_topic(&"g".repeat(120))), Ok(()));
+        assert_eq!(check_topic(&retry_topic(&"g".repeat(248))), Ok(()));
         assert_eq!(
             check_topic(&retry_topic(&"g".repeat(249))),
             Err(NameError::TopicTooLong)
         );
-        assert_eq!(check_group(&"g".repeat(120)), Ok(()));
+        assert_eq!(check_group(&"g".repeat(248)), Ok(()));
         assert!(matches!(
-            check_group(&"g".repeat(121)),
+            check_group(&"g".repeat(249)),
             Err(NameError::GroupTooLong(_))
         ));
     }

@@ -201,7 +201,8 @@ impl ServiceContext {
     /// # Errors
     /// As [`Store::retention_round`](saturnmq_storage::store::Store::retention_round).
     pub fn retention(&mut self, manual: bool) -> Result<RetentionReport, RetentionError> {
-        let round = self.broker.store.retention_round(SystemTime::now(), manual);
+        let (store, rules) = (&self.broker.store, &self.broker.live.load().retention);
+        let round = store.retention_round_by(rules, SystemTime::now(), manual);
         // An open file keeps its space, and a disk that stays full would cost more files.
         self.reader.release_expired();
         let waits = matches!(&round, Ok(report) if report.awaits_resume);

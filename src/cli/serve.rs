@@ -181,7 +181,7 @@ fn survive_file_size_limit() -> Result<(), ServeError> {
 }
 
 fn tell_remarks(resolved: &Resolved) {
-    for sentence in &resolved.remarks.unknown {
+    for sentence in &resolved.remarks.sentences {
         tracing::warn!("{sentence}");
     }
     if !resolved.remarks.ignored.is_empty() {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use saturnmq_storage::config::RetentionConfig;
 use thiserror::Error;
 
 use super::keys::{self, Change, Effect};
@@ -128,6 +129,22 @@ pub struct LiveConfig {
     pub register_timeout_ms: u64,
     /// Messages for a time.
     pub timers: LiveTimers,
+    /// When files are deleted.
+    pub retention: RetentionConfig,
+}
+
+/// When files are deleted.
+pub(super) fn retention(v: &Values) -> RetentionConfig {
+    let hours = v.text("deleteWhen").split(';');
+    RetentionConfig {
+        delete_when: hours.filter_map(|hour| hour.trim().parse().ok()).collect(),
+        file_reserved: Duration::from_secs(v.number::<u64>("fileReservedTime") * 3600),
+        disk_max_used_percent: v.number("diskMaxUsedSpaceRatio"),
+        clean_forcibly_percent: v.number("diskSpaceCleanForciblyRatio"),
+        warning_percent: v.number("diskSpaceWarningLevelRatio"),
+        clean_file_forcibly: v.flag("cleanFileForciblyEnable"),
+        delete_batch_max: v.number("deleteFileBatchMax"),
+    }
 }
 
 impl LiveConfig {
@@ -168,6 +185,7 @@ impl LiveConfig {
             default_query_messages: v.number("defaultQueryMaxNum"),
             register_timeout_ms: v.number("registerBrokerTimeoutMills"),
             timers: LiveTimers::new(&v),
+            retention: retention(&v),
             values: Arc::new(v),
         }
     }

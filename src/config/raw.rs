@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use saturnmq_storage::config::RetentionConfig;
 use saturnmq_storage::regular;
 use thiserror::Error;
 
@@ -155,7 +156,7 @@ impl RawConfig {
                 let meant = keys::nearest(name)
                     .map_or_else(String::new, |k| format!("; the nearest known key is {k}"));
                 remarks
-                    .unknown
+                    .sentences
                     .push(format!("unknown key {name}{}{meant}", brought.at));
                 continue;
             };
@@ -175,6 +176,12 @@ impl RawConfig {
                     why,
                 });
             }
+            if let Some(counts_as) = clamped(name, &brought.value) {
+                let (value, at) = (quoted(&brought.value), &brought.at);
+                remarks
+                    .sentences
+                    .push(format!("{name}={value}{at} counts as {counts_as}"));
+            }
             if key.effect == Effect::Ignored {
                 remarks.ignored.push(name.clone());
             }
@@ -193,10 +200,29 @@ impl RawConfig {
 /// What is worth saying about a configuration that can be used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Remarks {
-    /// One sentence for each unknown key.
-    pub unknown: Vec<String>,
+    /// One sentence for each key that is unknown, or counts as another value.
+    pub sentences: Vec<String>,
     /// Keys that have no effect here.
     pub ignored: Vec<String>,
+}
+
+/// What a ratio of the disk counts as that lies outside of Apache's bounds: Apache takes any.
+fn clamped(key: &str, value: &str) -> Option<u8> {
+    let percent: u8 = value.trim().parse().ok()?;
+    let brought = RetentionConfig {
+        disk_max_used_percent: percent,
+        clean_forcibly_percent: percent,
+        warning_percent: percent,
+        ..RetentionConfig::default()
+    };
+    let kept = brought.clamped();
+    let counts_as = match key {
+        "diskMaxUsedSpaceRatio" => kept.disk_max_used_percent,
+        "diskSpaceCleanForciblyRatio" => kept.clean_forcibly_percent,
+        "diskSpaceWarningLevelRatio" => kept.warning_percent,
+        _ => return None,
+    };
+    (counts_as != percent).then_some(counts_as)
 }
 
 /// A text that somebody else chose, as a sentence may quote it: short, and on one line.
@@ -246,12 +272,23 @@ mod tests {
     }
 
     #[test]
+    fn a_ratio_beyond_apaches_bounds_is_taken_and_what_it_counts_as_is_told() {
+        let remarks = raw(&[
+            ("diskMaxUsedSpaceRatio", "98"),
+            ("diskSpaceWarningLevelRatio", "90"),
+        ])
+        .check()
+        .expect("taken");
+        assert_eq!(remarks.sentences, ["diskMaxUsedSpaceRatio=98 counts as 95"]);
+    }
+
+    #[test]
     fn unknown_keys_are_named_with_the_nearest_known_one() {
         let remarks = raw(&[("flushDiskTpye", "x"), ("qqqqqqqqqqqqqqqq", "1")])
             .check()
             .expect("ok");
         assert_eq!(
-            remarks.unknown,
+            remarks.sentences,
             [
                 "unknown key flushDiskTpye; the nearest known key is flushDiskType",
                 "unknown key qqqqqqqqqqqqqqqq"

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use saturnmq_storage::config::{FlushMode, RetentionConfig, StoreConfig};
+use saturnmq_storage::config::{FlushMode, StoreConfig};
 
 use super::address::{Advertised, pick_address};
 use super::keys::parse_levels;
@@ -464,19 +464,7 @@ fn store(raw: &RawConfig, v: &Values) -> Result<StoreConfig, ConfigError> {
     store.delay_levels_ms = parse_levels(v.text("messageDelayLevel")).unwrap_or_default();
     let tail: u64 = v.number("tailCacheBytes");
     store.tail_cache_bytes = usize::try_from(tail).unwrap_or(usize::MAX);
-    store.retention = RetentionConfig {
-        delete_when: v
-            .text("deleteWhen")
-            .split(';')
-            .filter_map(|h| h.trim().parse().ok())
-            .collect(),
-        file_reserved: Duration::from_secs(v.number::<u64>("fileReservedTime") * 3600),
-        disk_max_used_percent: v.number("diskMaxUsedSpaceRatio"),
-        clean_forcibly_percent: v.number("diskSpaceCleanForciblyRatio"),
-        warning_percent: v.number("diskSpaceWarningLevelRatio"),
-        clean_file_forcibly: v.flag("cleanFileForciblyEnable"),
-        delete_batch_max: v.number("deleteFileBatchMax"),
-    };
+    store.retention = super::live::retention(v);
     Ok(store)
 }
 

@@ -21,7 +21,7 @@ use crate::answer::{Channel, Reply, ReplySlot, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::core::{Core, write_reply};
 use crate::groups::Group;
-use crate::handler::pull_checks::{missing_topic_remark, pulled_none};
+use crate::handler::pull_checks::{missing_topic_remark, pulled_none, still_passes};
 use crate::handler::{
     PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SERVICE_NOT_AVAILABLE, TOPIC_NOT_EXIST,
 };
@@ -427,7 +427,7 @@ fn look(core: &mut Core, index: u32, io: &mut Outbox) {
         core.pulls.parked.take(index);
         return gone(&pull, conn, io);
     }
-    if is_outdated(core, &pull) {
+    if is_outdated(core, &mut pull) {
         core.pulls.parked.take(index);
         return again(&pull, conn, io);
     }
@@ -461,13 +461,19 @@ fn look(core: &mut Core, index: u32, io: &mut Outbox) {
     }
     if let Some(Waiting::Message(waiting)) = core.pulls.parked.get_mut(index) {
         waiting.scanned = pull.scanned;
+        waiting.rules = pull.rules;
     }
 }
 
-/// Whether an administrator changed something after the pull was checked: it may not be allowed any
-/// more, so the client is to ask again.
-fn is_outdated(core: &Core, pull: &Pull) -> bool {
-    core.broker.rules.load(Ordering::Acquire) != pull.rules
+/// Whether an administrator changed something that concerns the pull after it was checked: it may
+/// not be allowed any more, so the client is to ask again. What others changed for themselves, as
+/// happens all the time, must not end its wait.
+fn is_outdated(core: &Core, pull: &mut Pull) -> bool {
+    let rules = core.broker.rules.load(Ordering::Acquire);
+    if rules != pull.rules && still_passes(&core.broker, pull) {
+        pull.rules = rules;
+    }
+    rules != pull.rules
 }
 
 fn gone(pull: &Pull, conn: ConnectionId, io: &mut Outbox) {

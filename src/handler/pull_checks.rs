@@ -154,6 +154,20 @@ fn check(
     })
 }
 
+/// Whether a pull that was checked before is as it was: nobody altered its topic or its group, and
+/// neither they nor the configuration forbid it.
+pub fn still_passes(broker: &Broker, pull: &Pull) -> bool {
+    let (topic, group) = (&pull.topic.config.name, &pull.group.config.name);
+    let same_topic = broker.topics.get(topic);
+    let same_group = broker.groups.get(group);
+    let live = broker.live.load();
+    same_topic.is_some_and(|now| Arc::ptr_eq(&now, &pull.topic))
+        && same_group.is_some_and(|now| Arc::ptr_eq(&now, &pull.group))
+        && live.broker_permission & PERM_READ != 0
+        && (live.enable_property_filter || !pull.filter.is_selector())
+        && broker.groups.forbidden(group, topic) & FORBIDDEN_READ == 0
+}
+
 /// The refusal of a count below 0.
 pub fn negative(field: &str, count: i32) -> Reply {
     let remark = format!("the field {field} holds {count}, which must not be negative");

@@ -55,6 +55,13 @@ pub fn send_back(broker: &Broker, request: &Request<'_>) -> Answer {
         return Reply::success().into();
     }
     let retry = names::retry_topic(&group.config.name);
+    // Clients of 4.9 take the length of a topic for a signed byte. Refused, they wait and process
+    // the message once more, as with Apache's broker of their release.
+    if retry.len() > names::TOPIC_MAX_LENGTH && !request.is_v5() {
+        let limit = names::TOPIC_MAX_LENGTH;
+        let remark = format!("MESSAGE_ILLEGAL: {retry} is longer than {limit} bytes");
+        return Reply::error(SYSTEM_ERROR, remark).into();
+    }
     let retry = match own_topic(broker, &retry, group.config.retry_queue_nums) {
         Ok(topic) => topic,
         Err(answer) => return answer,

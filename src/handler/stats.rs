@@ -375,12 +375,13 @@ pub fn subscription(broker: &Broker, request: &Request<'_>) -> Answer {
     .into()
 }
 
-/// 305: the topics that belong to the system.
+/// 305: the topics that belong to the system, those too that nothing was stored in yet: tools hide
+/// what stands here.
 pub fn system_topics() -> Answer {
     Answer::Later(Box::new(|services| {
         let broker = &services.broker;
         let (cluster, name) = (&broker.config.cluster, &broker.config.broker_name);
-        let mut topics = BTreeSet::new();
+        let mut topics: BTreeSet<String> = names::SYSTEM_TOPICS.map(String::from).into();
         broker.topics.each(|topic| {
             if names::is_system_topic(&topic.config.name, cluster, name) {
                 topics.insert(topic.config.name.clone());

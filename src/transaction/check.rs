@@ -291,7 +291,7 @@ impl Checker {
         let record = &message.record;
         let live = broker.live.load();
         let age = now_ms().saturating_sub(record.born_timestamp());
-        let reserved = broker.config.store.retention.file_reserved.as_millis();
+        let reserved = live.retention.file_reserved.as_millis();
         let too_old = age > i64::try_from(reserved).unwrap_or(i64::MAX);
         let over = too_old || message.checks() >= live.transaction_check_max;
         let timeout = live.transaction_timeout_ms;

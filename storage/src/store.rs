@@ -13,7 +13,7 @@ use chrono::Timelike;
 
 use crate::append_queue::AppendPort;
 use crate::commit_log::LogStatus;
-use crate::config::StoreConfig;
+use crate::config::{RetentionConfig, StoreConfig};
 use crate::dispatch::{DispatchState, WakeQueue, Waker};
 use crate::error::{CloseError, FileError, OpenError, RetentionError};
 use crate::flusher::{Flusher, FlusherThread};
@@ -316,12 +316,22 @@ impl Store {
         self.note_disk_full(plan.disk_full);
     }
 
-    /// One round of retention: deletes what is expired or must go, and sets or clears the disk-full
-    /// state. `manual` deletes expired files whatever the hour, in this round and the next 19.
-    /// Waits for the disk, not for a resume point: not for a network core. Space follows later
-    /// (docs/operations.md, "Retention").
+    /// [`retention_round_by`](Self::retention_round_by) what the store was opened with.
     pub fn retention_round(
         &self,
+        now: SystemTime,
+        manual: bool,
+    ) -> Result<RetentionReport, RetentionError> {
+        self.retention_round_by(&self.config.retention, now, manual)
+    }
+
+    /// One round of retention: deletes what is expired or must go by `rules`, and sets or clears
+    /// the disk-full state. `manual` deletes expired files whatever the hour, in this round and the
+    /// next 19. Waits for the disk, not for a resume point: not for a network core. Space follows
+    /// later (docs/operations.md, "Retention").
+    pub fn retention_round_by(
+        &self,
+        rules: &RetentionConfig,
         now: SystemTime,
         manual: bool,
     ) -> Result<RetentionReport, RetentionError> {
@@ -342,7 +352,7 @@ impl Store {
             manual: left.is_ok(),
             ..self.round_input(&files, now)
         };
-        let plan = plan(&self.config.retention, &input);
+        let plan = plan(rules, &input);
         self.note_disk_full(plan.disk_full);
         if plan.forced > 0 {
             let disk = input.disk.map_or(100, DiskUse::percent);

@@ -32,3 +32,21 @@ fn a_query_whose_chain_is_longer_than_a_turn_finds_what_is_at_its_end() {
     fields[1].1 = "none";
     assert_eq!(talk.ask(12, &fields, b"").code, 22);
 }
+
+#[test]
+fn tools_are_told_of_every_system_topic_before_anything_is_stored_in_it() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    let listed = String::from_utf8(talk.ask(305, &[], b"").body).expect("JSON");
+    for topic in [
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "BenchmarkTest",
+        "DefaultCluster",
+    ] {
+        assert!(
+            listed.contains(&format!("\"{topic}\"")),
+            "{topic}: {listed}"
+        );
+    }
+}

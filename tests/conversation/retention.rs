@@ -225,3 +225,20 @@ fn cleaning_queues_keeps_their_offsets_and_cleaning_topics_keeps_the_configured(
     assert_eq!(sent.number("queueOffset"), 100);
     drop(running);
 }
+
+#[test]
+fn a_shorter_time_to_keep_messages_acts_while_the_broker_runs() {
+    let hours: Vec<String> = (0..24).map(|hour| hour.to_string()).collect();
+    let always = format!("deleteWhen={}", hours.join(";"));
+    let keep = ["--set", &always, "--set", "fileReservedTime=1000"];
+    let (running, dir) = broker(&[&SMALL[..], &keep].concat());
+    let mut talk = Talk::to(running.address("broker"));
+    send_many(&mut talk, "Old", 100);
+    send_many(&mut talk, "Both", 600);
+    let old = age(dir.path());
+    assert!(!old.is_empty());
+    assert_eq!(talk.ask(25, &[], b"fileReservedTime=48").code, 0);
+    wait_until("the files go", || old.iter().all(|path| !path.exists()));
+    let text = String::from_utf8(talk.ask(26, &[], b"").body).expect("properties");
+    assert!(text.contains("fileReservedTime=48\n"), "{text}");
+}

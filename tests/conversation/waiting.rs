@@ -323,6 +323,36 @@ fn a_waiting_pull_gets_nothing_of_a_topic_that_may_not_be_read_any_more() {
 }
 
 #[test]
+fn a_waiting_pull_outlasts_what_others_change_for_themselves() {
+    let (running, _dir) = broker(&[]);
+    let mut consumer = Talk::to(running.address("broker"));
+    let mut tool = Talk::to(running.address("broker"));
+    tool.send_message("T", 0, "", b"0");
+    tool.send_message("Other", 0, "", b"0");
+    let opaque = waiting_at_the_end(&mut consumer);
+    let mut fields = topic_fields("4");
+    fields[0].1 = "Other";
+    assert_eq!(tool.ask(17, &fields, b"").code, 0);
+    let group = br#"{"groupName":"h","consumeEnable":false,"retryQueueNums":1}"#;
+    assert_eq!(tool.ask(200, &[], group).code, 0);
+    assert_eq!(tool.ask(25, &[], b"traceOn=false").code, 0);
+    tool.send_message("T", 0, "", b"1");
+    let answer = consumer.answer(opaque);
+    assert_eq!(answer.code, 0, "{answer:?}");
+    assert_eq!(records(&answer.body)[0].1, b"1");
+    let opaque = consumer.start_pull(&Pull {
+        wait_ms: 600_000,
+        ..Pull::of("T", 2)
+    });
+    let end = consumer.ask(30, &[("topic", "T"), ("queueId", "0")], b"");
+    assert_eq!(end.code, 0, "answered only after the pull was handled");
+    assert_eq!(tool.ask(25, &[], b"brokerPermission=2").code, 0);
+    tool.send_message("T", 0, "", b"2");
+    assert_eq!(consumer.answer(opaque).code, 20, "to ask again");
+    assert_eq!(consumer.pull(&Pull::of("T", 1)).code, 16);
+}
+
+#[test]
 fn a_waiting_pull_gets_nothing_once_its_group_may_not_consume() {
     let (running, _dir) = broker(&[]);
     let mut consumer = Talk::to(running.address("broker"));

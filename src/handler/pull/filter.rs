@@ -29,6 +29,14 @@ impl Filter {
         }
     }
 
+    /// Whether it is one that `enablePropertyFilter` allows.
+    pub(in crate::handler) fn is_selector(&self) -> bool {
+        match self {
+            Self::Shared(subscription) | Self::Hinted(subscription, _) => !subscription.is_tag(),
+            Self::Own(filter) => !matches!(filter, Wanted::Tags(_)),
+        }
+    }
+
     /// Its own filter, or that of its subscription.
     fn wanted(&self) -> &Wanted {
         match self {

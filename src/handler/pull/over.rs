@@ -41,7 +41,7 @@ pub(super) fn expire(core: &mut Core, index: u32, io: &mut Outbox) {
     if core.broker.topics.get(&pull.topic.config.name).is_none() {
         return gone(&pull, conn, io);
     }
-    if is_outdated(core, &pull) {
+    if is_outdated(core, &mut pull) {
         return again(&pull, conn, io);
     }
     if let Read::Nothing(pulled) = read(core, conn, &mut pull, io) {
