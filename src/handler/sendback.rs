@@ -17,7 +17,6 @@ use crate::handler::{NO_PERMISSION, SUBSCRIPTION_GROUP_NOT_EXIST, V3_4_9, durabl
 use crate::names;
 use crate::services::ServiceContext;
 use crate::topics::{PERM_WRITE, Topic};
-use crate::traffic::GroupTraffic;
 
 /// A message to send back, its target topics made already.
 struct Back {
@@ -205,16 +204,14 @@ fn append(
         body: record.body(),
         properties: &[&properties],
     };
-    let counted = counted(&broker, back, record);
+    let count = counting(&broker, back, record, topic_name == names::SCHEDULE_TOPIC);
     let pushed = services.append(
         &queue,
         &parts,
         Box::new(move |services, outcome| {
             let reply = match outcome {
-                Ok(_) => {
-                    if let Some(counted) = counted {
-                        counted.send_back();
-                    }
+                Ok(stored) => {
+                    count(stored.end - stored.physical_offset);
                     Reply::success()
                 }
                 Err(failure) => Reply::error(SYSTEM_ERROR, failure.to_string()),
@@ -229,11 +226,26 @@ fn append(
     }
 }
 
-/// Where a send-back is counted: for the group in the message's first topic.
-fn counted(broker: &Broker, back: &Back, record: &Record<'_>) -> Option<Arc<GroupTraffic>> {
+/// Counts a send-back of so many bytes: for the group in the message's first topic, and as traffic
+/// of the retry topic. As with Apache, dead letters are no traffic of theirs.
+fn counting(
+    broker: &Broker,
+    back: &Back,
+    record: &Record<'_>,
+    retried: bool,
+) -> impl FnOnce(u64) + Send + 'static {
     let origin = record.properties().get_str(properties::RETRY_TOPIC);
-    let topic = broker.topics.get(origin.unwrap_or(record.topic()))?;
-    Some(topic.traffic.group(&back.group))
+    let topic = broker.topics.get(origin.unwrap_or(record.topic()));
+    let group = topic.map(|topic| topic.traffic.group(&back.group));
+    let retry = retried.then(|| Arc::clone(&back.retry));
+    move |bytes| {
+        if let Some(group) = group {
+            group.send_back();
+        }
+        if let Some(retry) = retry {
+            retry.traffic.put(1, bytes);
+        }
+    }
 }
 
 fn failed(why: &str) -> Reply {

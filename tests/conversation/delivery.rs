@@ -107,6 +107,13 @@ fn a_message_sent_back_is_retried_and_becomes_a_dead_letter() {
     }
     let record = saturnmq_storage::format::record::Record::decode(&answer.body).expect("a record");
     assert_eq!(record.reconsume_times(), 1);
+    for (item, key) in [
+        ("TOPIC_PUT_NUMS", "%RETRY%g"),
+        ("SNDBCK_PUT_NUMS", "Orders@g"),
+    ] {
+        let counted = talk.ask(315, &[("statsName", item), ("statsKey", key)], b"");
+        assert_eq!(counted.code, 0, "{item} {key}: {counted:?}");
+    }
 
     back(&mut talk, record.physical_offset().unsigned_abs());
     let (_, (_, body, properties)) = next(&mut talk, &Pull::of("%DLQ%g", 0));
