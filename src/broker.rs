@@ -83,7 +83,8 @@ pub struct Broker {
     pub updates: Updates,
     /// What goes through, over time.
     pub stats: Stats,
-    /// Counts changes by administrators after which a pull that waits must be checked anew.
+    /// Counts changes by administrators, and of groups' subscriptions, after which a pull that
+    /// waits must be checked anew.
     pub rules: AtomicU32,
     /// Whether clients are asked to go elsewhere: the broker is about to stop.
     pub leaving: AtomicBool,
@@ -94,7 +95,7 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// An administrator changed what may be read: pulls that wait are checked anew.
+    /// What may be read, or is wanted, changed: pulls that wait are checked anew.
     pub fn rules_changed(&self) {
         self.rules.fetch_add(1, Ordering::Release);
     }

@@ -152,6 +152,9 @@ pub struct ConsumerHeartbeat {
 pub struct Registered {
     /// A member joined or left, or the set of topics changed: members must rebalance.
     pub changed: bool,
+    /// Subscriptions that were known are other ones now: pulls that wait were checked against the
+    /// old ones.
+    pub resubscribed: bool,
     /// The fingerprint known for the group differed.
     pub fingerprint_differed: bool,
     /// It, or what it subscribes to, is not kept.
@@ -503,6 +506,7 @@ impl Clients {
             && old.fingerprint == heartbeat.fingerprint;
         let registered = Registered {
             changed: joined || topics_changed,
+            resubscribed: merged.is_some() && !old.subscriptions.is_empty(),
             fingerprint_differed: old.fingerprint != 0 && old.fingerprint != heartbeat.fingerprint,
             refused,
         };

@@ -124,6 +124,13 @@ pub struct Subscription {
 }
 
 impl Subscription {
+    /// Whether both are the same expression of tags, whatever their versions. Selectors are looked
+    /// at again: those on a retry topic follow other subscriptions.
+    pub fn selects_as(&self, other: &Self) -> bool {
+        let tags = |one: &Self| matches!(one.filter, Some(Wanted::Tags(_)));
+        tags(self) && tags(other) && self.data.sub_string == other.data.sub_string
+    }
+
     /// A subscription from a heartbeat. Its filter takes the hashes of the client (Go hashes other
     /// bytes than Java for tags outside ASCII) and those of its tags: a broker may filter too
     /// little, never too much.

@@ -155,6 +155,7 @@ impl Heartbeat<'_> {
         };
         let Registered {
             changed,
+            resubscribed,
             fingerprint_differed,
             refused,
         } = self
@@ -162,6 +163,9 @@ impl Heartbeat<'_> {
             .clients
             .register_consumer(heartbeat, self.member, self.now);
         self.refused = self.refused.or(refused);
+        if resubscribed {
+            self.broker.rules_changed();
+        }
         if !self.without_subscriptions && refused.is_none() {
             self.keep_filters(&group.config.name);
         }

@@ -154,8 +154,8 @@ fn check(
     })
 }
 
-/// Whether a pull that was checked before is as it was: nobody altered its topic or its group, and
-/// neither they nor the configuration forbid it.
+/// Whether a pull that was checked before is as it was: nobody altered its topic, its group or the
+/// group's subscription, and neither they nor the configuration forbid it.
 pub fn still_passes(broker: &Broker, pull: &Pull) -> bool {
     let (topic, group) = (&pull.topic.config.name, &pull.group.config.name);
     let same_topic = broker.topics.get(topic);
@@ -166,6 +166,15 @@ pub fn still_passes(broker: &Broker, pull: &Pull) -> bool {
         && live.broker_permission & PERM_READ != 0
         && (live.enable_property_filter || !pull.filter.is_selector())
         && broker.groups.forbidden(group, topic) & FORBIDDEN_READ == 0
+        && pull.filter.subscription().is_none_or(|checked| {
+            let registered = broker.clients.consumer(group);
+            registered.is_some_and(|now| {
+                now.with_view(|view| {
+                    let now = view.subscriptions.get(&**topic);
+                    now.is_some_and(|now| Arc::ptr_eq(now, checked) || now.selects_as(checked))
+                })
+            })
+        })
 }
 
 /// The refusal of a count below 0.

@@ -353,6 +353,43 @@ fn a_waiting_pull_outlasts_what_others_change_for_themselves() {
 }
 
 #[test]
+fn a_waiting_pull_gives_nothing_by_the_subscription_that_another_one_replaced() {
+    use super::clients::heartbeat;
+    let (running, _dir) = broker(&[]);
+    let mut consumer = Talk::to(running.address("broker"));
+    let mut tool = Talk::to(running.address("broker"));
+    tool.send_message("T", 0, "TAGS\u{1}A\u{2}", b"0");
+    let subscribed = heartbeat("a", "g", &[("T", "A")], 1);
+    assert_eq!(consumer.ask(34, &[], &subscribed).code, 0);
+    let opaque = consumer.request(11, &waiting_fields(), b"");
+    let end = consumer.ask(30, &[("topic", "T"), ("queueId", "0")], b"");
+    assert_eq!(end.code, 0, "answered only after the pull was handled");
+    let subscribed = heartbeat("a", "g", &[("T", "B")], 2);
+    assert_eq!(consumer.ask(34, &[], &subscribed).code, 0);
+    tool.send_message("T", 0, "TAGS\u{1}B\u{2}", b"wanted");
+    let answer = consumer.answer(opaque);
+    assert_eq!((answer.code, answer.number("nextBeginOffset")), (20, 1));
+    let opaque = consumer.request(11, &waiting_fields(), b"");
+    let answer = consumer.answer(opaque);
+    assert_eq!(records(&answer.body)[0].1, b"wanted");
+}
+
+/// A pull of offset 1 by the group's registered subscription, that may wait.
+fn waiting_fields() -> [(&'static str, &'static str); 9] {
+    [
+        ("consumerGroup", "g"),
+        ("topic", "T"),
+        ("queueId", "0"),
+        ("queueOffset", "1"),
+        ("maxMsgNums", "32"),
+        ("sysFlag", "2"),
+        ("commitOffset", "0"),
+        ("suspendTimeoutMillis", "600000"),
+        ("subVersion", "0"),
+    ]
+}
+
+#[test]
 fn a_waiting_pull_gets_nothing_once_its_group_may_not_consume() {
     let (running, _dir) = broker(&[]);
     let mut consumer = Talk::to(running.address("broker"));

@@ -37,6 +37,14 @@ impl Filter {
         }
     }
 
+    /// The registered subscription it takes its messages by.
+    pub(in crate::handler) fn subscription(&self) -> Option<&Arc<Subscription>> {
+        match self {
+            Self::Shared(subscription) | Self::Hinted(subscription, _) => Some(subscription),
+            Self::Own(_) => None,
+        }
+    }
+
     /// Its own filter, or that of its subscription.
     fn wanted(&self) -> &Wanted {
         match self {
