@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use super::thread::{Wake, turn_until_finished};
+use super::thread::{AFTER_FAILED_WAIT, Wake, turn_until_finished};
 use super::{Now, QueueOffsets, Turn, Writer};
 use crate::append_queue::Doorbell;
 use crate::disk::uring::UringDisk;
@@ -23,8 +23,9 @@ const TURNS_IN_A_ROW: usize = 4;
 
 /// A writer that goes from thread to thread.
 pub(super) trait Turns: Send {
-    /// One turn, and the start of what it asked the disk for.
-    fn turn(&mut self, stopping: bool) -> Turn;
+    /// One turn, and the start of what it asked the disk for. After an error of that the log is
+    /// read-only, and there is nothing that a turn at once would change.
+    fn turn(&mut self, stopping: bool) -> io::Result<Turn>;
     /// Whether an entry waits in some port.
     fn has_entries(&self) -> bool;
     /// Waits until nothing is in flight.
@@ -43,17 +44,21 @@ struct Turning<Q> {
 }
 
 impl<Q: QueueOffsets + Send> Turns for Turning<Q> {
-    fn turn(&mut self, stopping: bool) -> Turn {
+    fn turn(&mut self, stopping: bool) -> io::Result<Turn> {
         if stopping {
             self.writer.stop();
         }
         let turn = self.writer.turn(Now::read(self.started), &mut *self.wake);
         if let Err(error) = self.writer.disk().before_sleep() {
-            let why = format!("starting a write failed: {error}");
-            self.writer.latch(&why);
-            return Turn::Busy;
+            self.writer
+                .latch(&format!("starting a write failed: {error}"));
+            // Of an end that came to pass nothing is left to start.
+            return match turn {
+                Turn::Finished => Ok(turn),
+                _ => Err(error),
+            };
         }
-        turn
+        Ok(turn)
     }
 
     fn has_entries(&self) -> bool {
@@ -150,17 +155,22 @@ impl LentWriter {
         let after = |pause: Option<Duration>| pause.map(|pause| Instant::now() + pause);
         for turn in 1..=TURNS_IN_A_ROW {
             match writer.turn(stopping) {
-                Turn::Busy => self.next.busy = turn == TURNS_IN_A_ROW,
-                Turn::WaitForDisk(pause) => {
+                Ok(Turn::Busy) => self.next.busy = turn == TURNS_IN_A_ROW,
+                Ok(Turn::WaitForDisk(pause)) => {
                     self.next.at = after(pause);
                     break;
                 }
-                Turn::WaitForWork(pause) => {
+                Ok(Turn::WaitForWork(pause)) => {
                     self.next.at = after(pause);
                     self.next.welcome = true;
                     break;
                 }
-                Turn::Finished => {
+                Err(_) => {
+                    // Whoever pushes meanwhile is answered with the next turn.
+                    self.next.at = after(Some(AFTER_FAILED_WAIT));
+                    break;
+                }
+                Ok(Turn::Finished) => {
                     // Its own thread sees to the end.
                     let _ = self.back.send(writer);
                     return;
@@ -207,5 +217,51 @@ impl Drop for LentWriter {
             // Its thread waits for it.
             let _ = self.back.send(writer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A writer whose disk starts nothing any more.
+    struct Failing;
+
+    impl Turns for Failing {
+        fn turn(&mut self, _stopping: bool) -> io::Result<Turn> {
+            Err(io::ErrorKind::OutOfMemory.into())
+        }
+
+        fn has_entries(&self) -> bool {
+            true
+        }
+
+        fn settle(&mut self) {}
+
+        fn turn_until_finished(&mut self) {}
+    }
+
+    #[test]
+    fn a_disk_that_starts_nothing_does_not_keep_its_thread_busy() {
+        let bell = Arc::new(Doorbell::new().expect("eventfd"));
+        let descriptor = bell.as_fd().try_clone_to_owned().expect("descriptor");
+        let (back, returned) = mpsc::sync_channel(1);
+        let mut lent = LentWriter {
+            writer: Some(Box::new(Failing)),
+            back,
+            bell,
+            stop: Arc::default(),
+            descriptor,
+            next: Next::default(),
+        };
+        for _ in 0..3 {
+            lent.turn();
+            assert!(!lent.is_due(), "the next turn is due at once");
+            assert!(lent.next_turn().is_some(), "no turn answers who pushes");
+        }
+        lent.stop.store(true, Ordering::SeqCst);
+        assert!(lent.is_due(), "a stop waits for nothing");
+        drop(lent);
+        assert!(returned.recv().is_ok(), "its own thread ends it");
     }
 }

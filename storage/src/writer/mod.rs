@@ -29,6 +29,7 @@ use crate::watermarks::Watermarks;
 pub(crate) mod lent;
 mod light;
 mod offsets;
+mod preloading;
 mod staging;
 mod submission;
 #[cfg(test)]

@@ -8,14 +8,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::lent::{self, LentWriter};
+use super::preloading::preload;
 use super::{LogFile, Now, QueueOffsets, Turn, Writer, WriterParts};
 use crate::append_queue::{AppendPort, Doorbell, PortEnd, PortLimits, port};
 use crate::commit_log::{Geometry, LatchOnPanic, LogStatus};
 use crate::config::{DiskEngine, StoreConfig};
 use crate::disk::Disk;
-use crate::disk::aligned::{ALIGNMENT, AlignedMemory};
 use crate::disk::blocking::BlockingDisk;
-use crate::disk::probe::{DiskPlan, Engine, FORCE, LARGEST_BLOCK, probe};
+use crate::disk::probe::{DiskPlan, Engine, FORCE, probe};
 use crate::disk::uring::UringDisk;
 use crate::dispatch::DispatchSender;
 use crate::error::{CloseError, FileError, OpenError};
@@ -28,6 +28,9 @@ use crate::watermarks::Watermarks;
 
 /// Pushes of one port whose results may be outstanding.
 const PORT_IN_FLIGHT: usize = 16 * 1024;
+
+/// Pause between turns where the kernel refuses to wait for the disk.
+pub(super) const AFTER_FAILED_WAIT: Duration = Duration::from_millis(100);
 
 /// Where a recovered log goes on.
 #[derive(Clone, Copy, Debug)]
@@ -316,34 +319,6 @@ fn open_active(
     }))
 }
 
-/// Fills the tail with the last bytes of the active file: up to half of the cache, and at least the
-/// block the log ends in.
-fn preload(file: &std::fs::File, base: u64, end: u64, tail: &mut TailWriter) -> io::Result<()> {
-    use std::os::unix::fs::FileExt;
-    let position = end - base;
-    let wanted = position.min(tail.shared().size() / 2);
-    let from = (position - wanted) & !(LARGEST_BLOCK - 1);
-    let len = (position - from) as usize;
-    if len == 0 {
-        return Ok(());
-    }
-    let mut memory = AlignedMemory::new(len)?;
-    let bytes = memory.as_mut_slice();
-    let mut read = 0;
-    while read < len {
-        // Direct reads come in whole blocks; the file is a whole number of them.
-        let upto = len.next_multiple_of(ALIGNMENT).min(bytes.len());
-        match file.read_at(&mut bytes[read..upto], from + read as u64) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => read += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    tail.preload(base + from, &bytes[..len]);
-    Ok(())
-}
-
 /// Everything the thread needs to make its writer.
 pub(crate) struct Seed<Q> {
     geometry: Geometry,
@@ -575,6 +550,8 @@ pub(super) fn turn_until_finished<D: Disk, Q: QueueOffsets>(
         }
         if let Err(error) = waited {
             writer.latch(&format!("waiting for the disk failed: {error}"));
+            // The next wait fails as soon; who pushes meanwhile is answered with the next turn.
+            std::thread::sleep(AFTER_FAILED_WAIT);
         }
     }
 }
