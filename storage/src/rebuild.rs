@@ -21,6 +21,7 @@ use crate::index_file::Index;
 use crate::queue_table::{Queue, QueueTable};
 use crate::recovery::Scanned;
 use crate::removed_topics::RemovedTopics;
+use crate::seeded::{Fault, seeded};
 
 /// Queue offsets from here on are damage: file names could not hold their positions.
 const QUEUE_OFFSET_END: i64 = i64::MAX / 1024;
@@ -417,6 +418,9 @@ pub(crate) fn for_each_entry<E>(
         entry,
         is_copied: false,
     })?;
+    if seeded(Fault::NoLightEntries) {
+        return Ok(());
+    }
     // Brokers of 4.9 give offsets to retried and delayed messages too; elsewhere they are those of
     // the message that comes again.
     let is_copied = !light::enters_light_queues(record.topic());

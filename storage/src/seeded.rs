@@ -31,6 +31,10 @@ pub(crate) enum Fault {
     KeepEntries,
     /// Index items of records that the log lost stay.
     KeepItems,
+    /// An offset in a light queue is given again.
+    LightOffsetsAgain,
+    /// Recovery makes no entries in light queues.
+    NoLightEntries,
 }
 
 /// Whether this fault is switched on.

@@ -6,6 +6,7 @@ use crate::append::Addition;
 use crate::append_queue::{AppendFailure, Entry};
 use crate::disk::Disk;
 use crate::format::light::{Lengths, begin_offsets, lengthened, push_offset};
+use crate::seeded::{Fault, seeded};
 
 /// What one record gets; reused from record to record.
 #[derive(Debug, Default)]
@@ -71,7 +72,7 @@ where
 
     /// Takes the offsets that [`Self::look_up_light`] found. One queue named twice gives one.
     pub(super) fn take_light(&mut self, entry: &Entry) {
-        if entry.light > 0 {
+        if entry.light > 0 && !seeded(Fault::LightOffsetsAgain) {
             for (slot, next) in self.light.slots.iter().zip(&self.light.next) {
                 self.queues.advance(*slot, *next, 1);
             }

@@ -8,14 +8,22 @@ use crate::format::batch::{BatchItem, encode_batch, measure_batch, push_item};
 use crate::format::message::{MessageParts, assign, encode_into, encoded_len, sys_flag};
 use crate::format::properties::names;
 use crate::format::record::Record;
-use crate::queue_table::Queue;
+use crate::store::Store;
 
-/// Topics of a run.
-pub const TOPICS: [&str; 3] = ["Harbour", "Tide", "%RETRY%crew"];
+/// Topics of a run that messages are sent to, and behind them its light queues.
+pub const TOPICS: [&str; 5] = ["Harbour", "Tide", "%RETRY%crew", "%LMQ%east", "%LMQ%west"];
+/// How many of them are sent to.
+pub const SENT_TO: usize = 3;
+/// Those of them whose messages may enter light queues.
+pub const DISPATCHED: usize = 2;
+/// Light queues.
+pub const LIGHT: usize = TOPICS.len() - SENT_TO;
 /// Queues of each topic.
 pub const QUEUES: i32 = 2;
 /// Bytes of a record with these properties and an empty body, at most.
 pub const AROUND_BODY: u64 = 200;
+/// Bytes that light queues add to it, at most.
+pub const LIGHT_BYTES: u64 = 100;
 
 /// One record of a push: the push's token and its place in it.
 pub type Name = (u64, usize);
@@ -31,6 +39,8 @@ pub struct Sent {
     pub sys_flag: i32,
     /// Body sizes; more than one makes a batch.
     pub bodies: Vec<usize>,
+    /// Light queues that it enters, a bit for each.
+    pub light: u8,
 }
 
 impl Sent {
@@ -65,9 +75,22 @@ impl Sent {
         Some((token.parse().ok()?, index.parse().ok()?))
     }
 
+    /// The topics of the light queues that it enters, as places in [`TOPICS`].
+    pub fn light_topics(&self) -> impl Iterator<Item = usize> {
+        let light = self.light;
+        (0..LIGHT)
+            .filter(move |bit| light & 1 << bit != 0)
+            .map(|bit| SENT_TO + bit)
+    }
+
     fn properties(&self, index: usize) -> Vec<u8> {
         let (key, shared) = (Sent::key((self.token, index)), Sent::shared_key(self.token));
-        format!("UNIQ_KEY\u{1}{key}\u{2}KEYS\u{1}{shared}\u{2}TAGS\u{1}t").into_bytes()
+        let mut text = format!("UNIQ_KEY\u{1}{key}\u{2}KEYS\u{1}{shared}\u{2}TAGS\u{1}t");
+        if self.light != 0 {
+            let names: Vec<&str> = self.light_topics().map(|topic| TOPICS[topic]).collect();
+            text += &format!("\u{2}INNER_MULTI_DISPATCH\u{1}{}", names.join(","));
+        }
+        text.into_bytes()
     }
 
     /// The body of one of its records.
@@ -114,17 +137,24 @@ impl Sent {
         })
     }
 
-    pub fn push(&self, port: &mut AppendPort, queue: &Queue) -> Result<(), PushError> {
+    pub fn push(&self, port: &mut AppendPort, store: &Store) -> Result<(), PushError> {
+        let queue = &store.queue_or_create(self.topic(), self.place.1);
+        let light = self.light_topics().map(|topic| {
+            let queue = store.light_queue(TOPICS[topic], usize::MAX);
+            queue.expect("room for light queues").slot
+        });
+        let light: Vec<u32> = light.collect();
         self.with_parts(|parts| {
             if self.is_batch() {
                 port.push_batch(self.token, queue, parts, &mut Vec::new())
             } else {
-                port.push(self.token, queue, parts)
+                port.push_light(self.token, queue, parts, &light)
             }
         })
     }
 
-    /// The records as they must stand in the log, and their sizes.
+    /// The records as they must stand in the log, and their sizes. Those that enter light queues
+    /// have their offsets there behind that, which only the writer knows.
     pub fn records(&self, appended: &Appended) -> (Vec<u8>, Vec<u32>) {
         self.with_parts(|parts| {
             let (mut sizes, mut bytes) = (Vec::new(), Vec::new());

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::engine::Engine;
-use super::message::{Name, Place, QUEUES, Sent, TOPICS};
+use super::message::{LIGHT, Name, Place, QUEUES, SENT_TO, Sent, TOPICS};
 use crate::append_queue::Appended;
 use crate::config::{FlushMode, PullLimits};
 use crate::disk::faulty::Seed;
 use crate::filter::TagFilter;
+use crate::format::light;
 use crate::format::record::{Decoded, Record, decode};
 use crate::layout::file_name;
 use crate::reader::{PullRequest, TimeBoundary};
@@ -23,6 +24,8 @@ pub struct Known {
     pub end: u64,
     pub queue_offset: i64,
     pub store_timestamp: i64,
+    /// Its offset in each light queue, if it enters it.
+    pub light: [Option<i64>; LIGHT],
 }
 
 /// How the process that wrote the log ended.
@@ -68,9 +71,23 @@ macro_rules! require {
 }
 pub(super) use require;
 
-/// All queues of a run.
+/// All queues of a run that are sent to.
 pub fn places() -> impl Iterator<Item = Place> {
-    (0..TOPICS.len()).flat_map(|topic| (0..QUEUES).map(move |queue| (topic, queue)))
+    (0..SENT_TO).flat_map(|topic| (0..QUEUES).map(move |queue| (topic, queue)))
+}
+
+/// Its light queues.
+pub fn light_places() -> impl Iterator<Item = Place> {
+    (SENT_TO..TOPICS.len()).map(|topic| (topic, light::QUEUE_ID))
+}
+
+/// Each queue that a record has a place in, with its offset there.
+fn entered(sent: &Sent, known: &Known) -> Vec<(Place, i64)> {
+    let own = sent.is_queued().then_some((sent.place, known.queue_offset));
+    let light = light_places().zip(known.light);
+    own.into_iter()
+        .chain(light.filter_map(|(place, offset)| Some((place, offset?))))
+        .collect()
 }
 
 impl Oracle {
@@ -82,15 +99,12 @@ impl Oracle {
                 "at log offset {offset} stood {before:?} and now stands {known:?}"
             );
         }
-        let sent = &self.sent[&known.name.0];
-        if sent.is_queued() {
-            let queue = self.told.entry(sent.place).or_default();
-            if let Some(before) = queue.insert(known.queue_offset, known.name) {
+        for (place, offset) in entered(&self.sent[&known.name.0], &known) {
+            let queue = self.told.entry(place).or_default();
+            if let Some(before) = queue.insert(offset, known.name) {
                 require!(
                     before == known.name,
-                    "queue offset {} of {:?} was given to {before:?} and to {:?}",
-                    known.queue_offset,
-                    sent.place,
+                    "queue offset {offset} of {place:?} was given to {before:?} and to {:?}",
                     known.name
                 );
             }
@@ -98,8 +112,28 @@ impl Oracle {
         Ok(())
     }
 
-    /// A push was acknowledged: each of its records with its bytes, for a look at the disk.
-    pub fn acknowledged(&mut self, token: u64, appended: &Appended) -> Result<Vec<u8>, Broken> {
+    /// A push was acknowledged: its records' bytes, for a look at the disk. Of one that enters light
+    /// queues these are those that are `written` there, which must be what was sent.
+    pub fn acknowledged(
+        &mut self,
+        token: u64,
+        appended: &Appended,
+        written: Option<Vec<u8>>,
+    ) -> Result<Vec<u8>, Broken> {
+        if let Some(bytes) = written {
+            let record = Record::decode(&bytes)
+                .map_err(|problem| format!("push {token} is not where it was said: {problem}"))?;
+            let known = self.seen(&record)?;
+            let same = known.name == (token, 0)
+                && known.end == appended.end
+                && known.queue_offset == appended.queue_offset
+                && known.store_timestamp == appended.store_timestamp;
+            require!(
+                same,
+                "push {token} was answered {appended:?} and is {known:?}"
+            );
+            return Ok(bytes);
+        }
         let sent = self.sent[&token].clone();
         let (bytes, sizes) = sent.records(appended);
         let mut at = appended.physical_offset;
@@ -113,6 +147,7 @@ impl Oracle {
                     end,
                     queue_offset: appended.queue_offset + step,
                     store_timestamp: appended.store_timestamp,
+                    light: [None; LIGHT],
                 },
             )?;
             at = end;
@@ -147,6 +182,7 @@ impl Oracle {
             end: offset + u64::from(record.size()),
             queue_offset: record.queue_offset(),
             store_timestamp: record.store_timestamp(),
+            light: light_offsets(sent, record)?,
         })
     }
 
@@ -155,10 +191,9 @@ impl Oracle {
         self.known.split_off(&log_end);
         self.told.clear();
         for known in self.known.values() {
-            let sent = &self.sent[&known.name.0];
-            if sent.is_queued() {
-                let queue = self.told.entry(sent.place).or_default();
-                queue.insert(known.queue_offset, known.name);
+            for (place, offset) in entered(&self.sent[&known.name.0], known) {
+                let queue = self.told.entry(place).or_default();
+                queue.insert(offset, known.name);
             }
         }
         for (place, stored) in &mut self.stored {
@@ -245,25 +280,28 @@ impl Oracle {
         engine: &mut Engine,
         found: &BTreeMap<u64, Known>,
     ) -> Result<(), Broken> {
-        for place in places() {
-            let in_log: Vec<(u64, Known)> = found
+        for place in places().chain(light_places()) {
+            let in_log: Vec<(u64, i64)> = found
                 .iter()
-                .filter(|(_, known)| {
-                    let sent = &self.sent[&known.name.0];
-                    sent.is_queued() && sent.place == place
-                })
-                .map(|(offset, known)| (*offset, *known))
+                .filter_map(|(at, known)| Some((*at, self.offset_in(place, known)?)))
                 .collect();
             self.check_queue(engine, place, &in_log)?;
         }
         Ok(())
     }
 
+    /// The offset of a record in a queue, if it has an entry there.
+    fn offset_in(&self, place: Place, known: &Known) -> Option<i64> {
+        let all = entered(&self.sent[&known.name.0], known);
+        let found = all.into_iter().find(|(found, _)| *found == place);
+        found.map(|(_, offset)| offset)
+    }
+
     fn check_queue(
         &mut self,
         engine: &mut Engine,
         place: Place,
-        in_log: &[(u64, Known)],
+        in_log: &[(u64, i64)],
     ) -> Result<(), Broken> {
         let told = self.told.get(&place).cloned().unwrap_or_default();
         let next = told.len() as i64;
@@ -289,13 +327,11 @@ impl Oracle {
         let kept = in_log.iter().find(|(at, _)| *at >= self.expired_to);
         if let (Some((_, first)), Some((_, last))) = (kept, in_log.last()) {
             require!(
-                min <= first.queue_offset && max == last.queue_offset + 1,
-                "{place:?} goes from {min} to {max}, its records from {} to {}",
-                first.queue_offset,
-                last.queue_offset + 1
+                min <= *first && max == last + 1,
+                "{place:?} goes from {min} to {max}, its records from {first} to {last}"
             );
         }
-        let readable = in_log.iter().filter(|(_, known)| known.queue_offset >= min);
+        let readable = in_log.iter().filter(|(_, offset)| *offset >= min);
         let wanted: Vec<u64> = readable.map(|(offset, _)| *offset).collect();
         require!(
             min >= max || !wanted.is_empty(),
@@ -328,14 +364,14 @@ impl Oracle {
         loop {
             let (next, records) = self.pull(engine, place, at)?;
             for (offset, known) in records {
-                let due =
-                    known.queue_offset == expected || (!strict && known.queue_offset > expected);
+                let in_queue = self.offset_in(place, &known);
+                let in_queue = in_queue.ok_or(format!("{place:?} gives {known:?} of elsewhere"))?;
+                let due = in_queue == expected || (!strict && in_queue > expected);
                 require!(
                     due,
-                    "{place:?} gives offset {} where {expected} is due",
-                    known.queue_offset
+                    "{place:?} gives offset {in_queue} where {expected} is due"
                 );
-                expected = known.queue_offset + 1;
+                expected = in_queue + 1;
                 read.push(offset);
             }
             if next <= at {
@@ -475,6 +511,26 @@ impl Oracle {
         }
         text
     }
+}
+
+/// A record's offset in each light queue: it has one in those that it was sent to, and no other.
+fn light_offsets(sent: &Sent, record: &Record<'_>) -> Result<[Option<i64>; LIGHT], Broken> {
+    let mut offsets = [None; LIGHT];
+    for (name, offset) in light::places(record.properties()) {
+        let place = (0..LIGHT).find(|bit| TOPICS[SENT_TO + bit] == name);
+        let place = place.ok_or(format!("{:?} enters {name}", sent.token))?;
+        offsets[place] = Some(offset);
+    }
+    let bits = offsets.iter().enumerate();
+    let bits = bits.map(|(bit, offset)| u8::from(offset.is_some()) << bit);
+    let entered: u8 = bits.sum();
+    require!(
+        entered == sent.light,
+        "{} enters {entered:b}, sent to {:b}",
+        sent.token,
+        sent.light
+    );
+    Ok(offsets)
 }
 
 /// The log's bytes from `log_min` to the end of its last file.

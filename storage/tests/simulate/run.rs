@@ -2,12 +2,13 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
 use super::engine::{Disk, Engine, PORTS};
 use super::medium::{State, Trouble};
-use super::message::{AROUND_BODY, Place, QUEUES, Sent, TOPICS};
+use super::message::{AROUND_BODY, DISPATCHED, LIGHT, LIGHT_BYTES, Place, QUEUES, SENT_TO, Sent};
 use super::oracle::{Broken, End, Expected, Oracle, require};
 use crate::append_queue::{AppendFailure, Appended, PushError};
 use crate::config::{FlushMode, StoreConfig};
@@ -65,6 +66,9 @@ pub struct Run {
     counts: Counts,
     /// How often writes and syncs fail in this run's lives, in a thousand.
     trouble: u64,
+    /// Draws light queues, in half of the runs: seeds that found something before there were such
+    /// still play the same.
+    light: Option<Seed>,
 }
 
 /// A directory for the files of one run, in memory where there is such a place.
@@ -175,8 +179,11 @@ impl Run {
             faults: Faults::default(),
             seed: 0,
         };
-        let places: Vec<Place> = super::oracle::places().collect();
-        let consumers = places.iter().map(|place| (*place, 0)).collect();
+        let light = (setting.seed % 2 == 1).then_some(Seed(!setting.seed));
+        let mut consumers: Vec<_> = super::oracle::places().map(|place| (place, 0)).collect();
+        if light.is_some() {
+            consumers.extend(super::oracle::light_places().map(|place| (place, 0)));
+        }
         let trouble = pick(&mut seed, &[0, 0, 0, 5, 30]);
         Run {
             seed,
@@ -190,6 +197,7 @@ impl Run {
             consumers,
             counts: Counts::default(),
             trouble,
+            light,
         }
     }
 
@@ -362,8 +370,7 @@ impl Run {
         let port = self.seed.below(PORTS as u64) as usize;
         for _ in 0..1 + self.seed.below(8) {
             let sent = self.draw_push(engine);
-            let queue = engine.store.queue_or_create(sent.topic(), sent.place.1);
-            match sent.push(&mut engine.ports[port], &queue) {
+            match sent.push(&mut engine.ports[port], &engine.store) {
                 Ok(()) => {
                     self.note(|| format!("push {sent:?}"));
                     self.next_token += 1;
@@ -402,10 +409,10 @@ impl Run {
         };
         let kinds = [sys_flag::PREPARED, sys_flag::ROLLBACK, sys_flag::COMMIT];
         let plain = batch || self.seed.chance(9, 10);
-        Sent {
+        let mut sent = Sent {
             token: self.next_token,
             place: (
-                self.seed.below(TOPICS.len() as u64) as usize,
+                self.seed.below(SENT_TO as u64) as usize,
                 self.seed.below(QUEUES as u64) as i32,
             ),
             sys_flag: if plain {
@@ -414,7 +421,18 @@ impl Run {
                 pick(&mut self.seed, &kinds)
             },
             bodies: (0..count).map(|_| size / count).collect(),
+            light: 0,
+        };
+        if let Some(seed) = &mut self.light
+            && plain
+            && !batch
+            && sent.place.0 < DISPATCHED
+            && seed.chance(2, 3)
+        {
+            sent.light = seed.below(1 << LIGHT) as u8;
+            sent.bodies[0] = size.min((largest - LIGHT_BYTES) as usize);
         }
+        sent
     }
 
     pub fn turn(&mut self, engine: &mut Engine) -> Result<Turn, Broken> {
@@ -437,7 +455,9 @@ impl Run {
                 match result.outcome {
                     Ok(appended) => {
                         self.counts.acknowledged += 1;
-                        let bytes = self.oracle.acknowledged(result.token, &appended)?;
+                        let written =
+                            self.light_record(&self.oracle.sent[&result.token], &appended)?;
+                        let bytes = self.oracle.acknowledged(result.token, &appended, written)?;
                         self.check_kept(&appended, &bytes)?;
                     }
                     Err(AppendFailure::NoSpace | AppendFailure::ReadOnly(_)) => {
@@ -448,6 +468,20 @@ impl Run {
             }
         }
         Ok(())
+    }
+
+    /// What stands in the log's file as a record that enters light queues; `None` of others.
+    fn light_record(&self, sent: &Sent, shown: &Appended) -> Result<Option<Vec<u8>>, Broken> {
+        if sent.light == 0 {
+            return Ok(None);
+        }
+        let base = shown.physical_offset - shown.physical_offset % self.config.commit_log_file_size;
+        let path = self.config.commit_log_path().join(file_name(base));
+        let mut bytes = vec![0; (shown.end - shown.physical_offset) as usize];
+        let read = std::fs::File::open(path)
+            .and_then(|file| file.read_exact_at(&mut bytes, shown.physical_offset - base));
+        require!(read.is_ok(), "what was shown is not in the file: {read:?}");
+        Ok(Some(bytes))
     }
 
     /// Under synchronous flush what is acknowledged or seen is on the medium at that moment.
@@ -500,7 +534,9 @@ impl Run {
             if !sent.is_queued() {
                 return Err(format!("{place:?} shows {known:?}"));
             }
-            if sent.bodies.len() == 1 {
+            if let Some(bytes) = self.light_record(sent, &shown)? {
+                self.check_kept(&shown, &bytes)?;
+            } else if sent.bodies.len() == 1 {
                 self.check_kept(&shown, &sent.records(&shown).0)?;
             }
         }

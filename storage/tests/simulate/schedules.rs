@@ -75,21 +75,34 @@ impl Run {
 
     /// As [`Run::send`], round these queues.
     fn send_to(&mut self, engine: &mut Engine, places: &[Place], count: u64, size: usize) {
+        self.send_with(engine, places, (count, size), true);
+    }
+
+    /// As [`Run::send_to`]; with `prepares` the preparer has its turns.
+    fn send_with(
+        &mut self,
+        engine: &mut Engine,
+        places: &[Place],
+        (count, size): (u64, usize),
+        prepares: bool,
+    ) {
         for _ in 0..count {
             let sent = Sent {
                 token: self.next_token,
                 place: places[self.next_token as usize % places.len()],
                 sys_flag: 0,
                 bodies: vec![size],
+                light: 0,
             };
-            let queue = engine.store.queue_or_create(sent.topic(), sent.place.1);
-            sent.push(&mut engine.ports[0], &queue).unwrap();
+            sent.push(&mut engine.ports[0], &engine.store).unwrap();
             self.next_token += 1;
             self.pushed[0].push_back(sent.token);
             self.oracle.sent.insert(sent.token, sent);
             while !self.pushed[0].is_empty() {
                 self.turn(engine).unwrap();
-                engine.work.turn(true);
+                if prepares {
+                    engine.work.turn(true);
+                }
                 // The writer waits for the dispatcher where that falls behind.
                 engine.dispatcher.step();
             }
@@ -228,6 +241,28 @@ fn index_items_that_recovery_cut_do_not_come_back_with_the_resume_point() {
         let mut engine = run.open_now();
         run.check(&mut engine, end);
     });
+}
+
+#[test]
+fn a_start_serves_while_its_next_log_file_is_not_made() {
+    for flush in [FlushMode::Sync, FlushMode::Async] {
+        scripted(flush, |run| {
+            let mut engine = run.open_now();
+            run.send(&mut engine, 40, 300);
+            run.kill(engine);
+            // Whatever the preparer does waits for the disk for ever.
+            let mut engine = run.open_now();
+            let places: Vec<_> = super::oracle::places().collect();
+            run.send_with(&mut engine, &places, (4, 300), false);
+            let end = engine.store.watermarks().acknowledged();
+            for place in places {
+                run.oracle.pull(&mut engine, place, 0).unwrap();
+            }
+            run.kill(engine);
+            let mut engine = run.open_now();
+            run.check(&mut engine, end);
+        });
+    }
 }
 
 /// All records of a queue expire, and then its files are lost: its next offset stays.

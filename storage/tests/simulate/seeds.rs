@@ -118,7 +118,7 @@ const SEEDS_PER_FAULT: u64 = 1000;
 
 /// [`Fault::OffsetsFromQueues`] needs a queue whose records all expired and whose files are lost
 /// then, which seeds seldom come to: a schedule by hand finds it.
-const FAULTS: [Fault; 12] = [
+const FAULTS: [Fault; 14] = [
     Fault::NoZeroing,
     Fault::EarlyDispatch,
     Fault::EarlyAnswer,
@@ -131,6 +131,8 @@ const FAULTS: [Fault; 12] = [
     Fault::NoSyncOfFound,
     Fault::KeepEntries,
     Fault::KeepItems,
+    Fault::LightOffsetsAgain,
+    Fault::NoLightEntries,
 ];
 
 /// Those that are found at once stand for all where nobody asked for all of them.
