@@ -5,6 +5,8 @@
 //! was ended long before, again and again. The index finds what became of the transaction: the
 //! committed message, a newer copy, or the copy that was given up.
 
+use std::collections::BTreeSet;
+
 use saturnmq_storage::format::message::sys_flag;
 use saturnmq_storage::format::record::Record;
 
@@ -21,7 +23,8 @@ pub fn is_settled(services: &mut ServiceContext, half: &Half<'_>) -> bool {
     let record = half.record;
     let newer = |other: &Record<'_>| other.physical_offset() > record.physical_offset();
     is_committed(services, half)
-        || exists(services, half, names::HALF_TOPIC, newer)
+        // A message that is sent twice in a millisecond makes two half messages with one key.
+        || exists(services, half, names::HALF_TOPIC, |other| newer(other) && is_copy(other))
         || exists(services, half, names::TRANS_CHECK_MAX_TIME_TOPIC, newer)
 }
 
@@ -49,9 +52,24 @@ fn is_copy(record: &Record<'_>) -> bool {
 
 /// Whether the message of a half message stands in its real topic.
 pub fn is_committed(services: &mut ServiceContext, half: &Half<'_>) -> bool {
+    let mut prepared = BTreeSet::new();
     exists(services, half, half.topic, |other| {
-        other.sys_flag() & sys_flag::TRANSACTION == sys_flag::COMMIT
-    })
+        if other.sys_flag() & sys_flag::TRANSACTION == sys_flag::COMMIT {
+            prepared.insert(other.prepared_transaction_offset());
+        }
+        false
+    });
+    if prepared.is_empty() || prepared.contains(&half.record.physical_offset()) {
+        return !prepared.is_empty();
+    }
+    // It, or another one, by way of a copy. A message that is sent twice in a millisecond makes
+    // two transactions with one key, and nothing tells whose a copy is: all are done with then.
+    let mut originals = 0;
+    exists(services, half, names::HALF_TOPIC, |other| {
+        originals += usize::from(!is_copy(other));
+        false
+    });
+    prepared.len() >= originals
 }
 
 /// Whether a topic has a record of the same message: the same key, time and place of birth.

@@ -75,3 +75,30 @@ fn what_was_committed_is_found_also_behind_many_with_the_same_key() {
     assert!(asked.is_none(), "{asked:?}");
     drop(running);
 }
+
+#[test]
+fn two_transactions_with_one_key_and_birth_are_ended_each() {
+    let dir = directory();
+    let mut running = Running::start(dir.path(), &QUIET);
+    let mut talk = Talk::to(running.address("broker"));
+    let born = now_ms();
+    let halves = [(); 3].map(|()| Half::of(&talk.try_half("T", "message", "", born)));
+    talk.end(&halves[0], COMMIT);
+    running = killed(running, dir.path(), &QUIET);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.end(&halves[1], COMMIT);
+    assert_eq!(talk.bodies("T"), ["message"; 2]);
+    // Said again, it counts once.
+    for half in &halves[..2] {
+        talk.end_as(half, COMMIT, "g", true);
+    }
+    assert_eq!(talk.bodies("T"), ["message"; 2]);
+    running = killed(running, dir.path(), &QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.produces("c");
+    let question = talk.pushed(39);
+    let answer = talk.end_as(&Half::asked(&question), COMMIT, "g", true);
+    assert_eq!(answer.code, 0, "{answer:?}");
+    assert_eq!(talk.bodies("T"), ["message"; 3]);
+    drop(running);
+}
