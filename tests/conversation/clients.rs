@@ -1,5 +1,7 @@
 //! Groups, their members and their offsets.
 
+use nix::sys::signal::Signal;
+
 use super::*;
 
 pub(super) fn heartbeat(
@@ -385,4 +387,27 @@ fn requests_of_pop_consumers_are_answered_that_they_are_not_supported() {
         assert_eq!(answer.code, 3, "{answer:?}");
         assert_eq!(answer.remark, format!(" request type {code} not supported"));
     }
+}
+
+#[test]
+fn committed_offsets_are_saved_while_the_broker_runs() {
+    let often = ["--set", "flushConsumerOffsetInterval=200"];
+    let (mut running, dir) = broker(&often);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"x");
+    let queue = [("consumerGroup", "g"), ("topic", "T"), ("queueId", "0")];
+    let mut commit = queue.to_vec();
+    commit.push(("commitOffset", "1"));
+    assert_eq!(talk.ask(15, &commit, b"").code, 0);
+    let path = dir.path().join("config/consumerOffset.json");
+    let until = Instant::now() + PATIENCE;
+    while !std::fs::read_to_string(&path).is_ok_and(|text| text.contains("T@g")) {
+        assert!(Instant::now() < until, "the offset is not saved");
+        assert_eq!(talk.ask(14, &queue, b"").number("offset"), 1);
+    }
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    let running = Running::start(dir.path(), &often);
+    let mut talk = Talk::to(running.address("broker"));
+    assert_eq!(talk.ask(14, &queue, b"").number("offset"), 1);
 }

@@ -465,3 +465,68 @@ fn messages_are_entered_while_a_check_point_is_stored() {
     let slot = store.next_slot(NOW, NOW + 100_000).unwrap().unwrap();
     assert_eq!(slot.count, 20);
 }
+
+/// Hears which file of the timers is synced when, and what the others hold on disk then.
+struct Synced {
+    layout: Layout,
+    before: [Vec<u8>; 2],
+    heard: Vec<(&'static str, [bool; 2])>,
+}
+
+impl Synced {
+    /// The wheel and the check point as they are.
+    fn bytes(layout: &Layout) -> [Vec<u8>; 2] {
+        [layout.timer_wheel(), layout.timer_check()].map(|path| std::fs::read(path).unwrap())
+    }
+}
+
+impl crate::medium::Witness for Synced {
+    fn before(&mut self, request: crate::medium::Request<'_>) -> std::io::Result<()> {
+        use std::os::unix::fs::MetadataExt;
+        let crate::medium::Request::SyncFile(file) = request else {
+            return Ok(());
+        };
+        let log = self.layout.timer_log().join(crate::layout::file_name(0));
+        let files = [
+            ("log", log),
+            ("wheel", self.layout.timer_wheel()),
+            ("check", self.layout.timer_check()),
+        ];
+        let number = file.metadata()?.ino();
+        for (name, path) in files {
+            if path.metadata()?.ino() == number {
+                let now = Self::bytes(&self.layout);
+                let changed = [0, 1].map(|which| now[which] != self.before[which]);
+                self.heard.push((name, changed));
+            }
+        }
+        Ok(())
+    }
+
+    fn after(&mut self, _: crate::medium::Request<'_>) {}
+}
+
+#[test]
+fn nothing_on_disk_leads_to_what_is_not_synced() {
+    let place = Place::new();
+    let (mut store, _) = place.open(|_| true);
+    fill(&mut store, 0..2);
+    store.check_point(NOW, Some(2), NOW).unwrap();
+    fill(&mut store, 2..7);
+    let layout = place.layout();
+    let synced = Synced {
+        before: Synced::bytes(&layout),
+        layout,
+        heard: Vec::new(),
+    };
+    let synced = std::rc::Rc::new(std::cell::RefCell::new(synced));
+    crate::medium::listen(Some(synced.clone()));
+    store.check_point(NOW, Some(7), NOW).unwrap();
+    crate::medium::listen(None);
+    let expected = [
+        ("log", [false, false]),
+        ("wheel", [true, false]),
+        ("check", [true, true]),
+    ];
+    assert_eq!(synced.borrow().heard, expected);
+}
