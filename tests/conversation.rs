@@ -12,6 +12,7 @@ mod queries;
 mod replay;
 mod retention;
 mod sending;
+mod spoiled;
 mod timers;
 mod transaction_replay;
 mod transactions;

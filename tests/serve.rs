@@ -57,7 +57,7 @@ pub(crate) fn program(dir: &Path) -> Command {
 }
 
 /// `serve` on free loopback ports unless `more` says which, with its store in `dir`.
-fn serve(dir: &Path, more: &[&str]) -> Command {
+pub(crate) fn serve(dir: &Path, more: &[&str]) -> Command {
     let mut command = bare(dir);
     for option in [["--listen", "127.0.0.1:0"], ["--name-server-port", "0"]] {
         if !more.contains(&option[0]) {
@@ -204,6 +204,11 @@ impl Running {
                 return line;
             }
         }
+    }
+
+    /// What it logged that nobody looked at, once it has ended.
+    pub(crate) fn rest_of_log(&self) -> Vec<String> {
+        self.log.iter().collect()
     }
 
     pub(crate) fn send(&self, topic: &str, body: &[u8]) -> OwnedCommand {

@@ -104,6 +104,8 @@ pub struct Waiting {
 
 /// Slots of a week that a missing check point does not give back.
 const BLANK_SLOTS: i64 = 60;
+/// What is further ahead, ms, is not the time of a clock that was put back.
+const YEAR_MS: i64 = 366 * 86_400_000;
 
 /// The open files.
 #[derive(Debug)]
@@ -171,7 +173,8 @@ impl TimerStore {
         // Slots were over when they were done with: what lies behind the time of the check point
         // itself is damage. Behind `now_ms` alone it means that the clock was put back.
         let (said_ms, noted_ms) = (store.check.read_ms, store.check.version_ms);
-        let unchecked = said_ms <= 0 || said_ms > now_ms.max(noted_ms);
+        let last_ms = now_ms.max(noted_ms.min(now_ms.saturating_add(YEAR_MS)));
+        let unchecked = said_ms <= 0 || said_ms > last_ms;
         if unchecked && store.log.end() == 0 {
             store.check.read_ms = settings.round(now_ms);
         } else if unchecked {

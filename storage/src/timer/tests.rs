@@ -466,6 +466,23 @@ fn messages_are_entered_while_a_check_point_is_stored() {
     assert_eq!(slot.count, 20);
 }
 
+#[test]
+fn a_check_point_of_noise_hides_no_message() {
+    let place = Place::new();
+    let (mut store, _) = place.open(|_| true);
+    fill(&mut store, 0..10);
+    store.check_point(NOW, Some(10), NOW).unwrap();
+    drop(store);
+    let noise: Vec<u8> = (0..4096).map(|at| (at * 7 + 13) as u8).collect();
+    std::fs::write(place.layout().timer_check(), noise).unwrap();
+    // All are due meanwhile.
+    let late = NOW + 90_000;
+    let (mut store, report) =
+        TimerStore::open(&place.layout(), SETTINGS, late, &mut Topic(|n| n < 10)).unwrap();
+    assert!(report.unchecked);
+    holds(&mut store, 10);
+}
+
 /// Hears which file of the timers is synced when, and what the others hold on disk then.
 struct Synced {
     layout: Layout,
