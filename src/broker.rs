@@ -165,17 +165,18 @@ impl Broker {
 
     /// Enters this broker and its topics into the embedded name server's tables.
     pub fn register_local(&self) {
-        let (version, mut topics) = self.topics.snapshot();
-        for config in &mut topics {
-            self.mask(config);
-        }
+        let (version, topics) = self.topics.snapshot();
         let local = LocalBroker {
             cluster: self.config.cluster.clone(),
             name: self.config.broker_name.clone(),
             id: self.config.broker_id,
             address: self.address(),
         };
-        self.name_server.register_local(&local, version, &topics);
+        let renewed = self.name_server.register_local(&local, version);
+        let names = topics.into_iter().map(|config| config.name);
+        let mask = |config: &mut TopicConfig| self.mask(config);
+        self.name_server
+            .enter_topics(&local.name, &self.topics, names, renewed, mask);
     }
 
     /// Enters one topic that was made or altered.

@@ -14,9 +14,9 @@ use crate::persist::{File, LoadError, Persist, Ticket};
 use crate::state_json::{DataVersion, Generation, JsonWriter};
 use crate::traffic::Traffic;
 
-mod absence;
 mod light;
 mod loading;
+mod presence;
 mod room;
 
 use light::LightTopics;
@@ -600,7 +600,7 @@ impl Topics {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const V4: &[u8] = include_bytes!("../tests/golden/state/4.9.7/topics.json");
@@ -630,7 +630,7 @@ mod tests {
     const V5: &[u8] = include_bytes!("../tests/golden/state/5.3.3/topics.json");
 
     /// What the recorded brokers ran with.
-    fn system() -> SystemTopics {
+    pub(crate) fn system() -> SystemTopics {
         SystemTopics {
             cluster: "DefaultCluster".into(),
             broker: "broker-a".into(),

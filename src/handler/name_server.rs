@@ -367,10 +367,10 @@ fn unregister(request: &Request<'_>) -> Answer {
         header.cluster_name.to_owned(),
         header.broker_name.to_owned(),
     );
-    let (id, address) = (header.broker_id, header.broker_addr.to_owned());
+    let address = header.broker_addr.to_owned();
     later(move |broker| {
         let mut registry = broker.name_server.registry_mut();
-        registry.unregister(&cluster, &name, id, &address);
+        registry.unregister(&cluster, &name, &address);
         Reply::success()
     })
 }

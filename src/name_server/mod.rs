@@ -3,6 +3,7 @@
 
 pub mod limits;
 pub mod outer;
+pub mod own_topics;
 pub mod records;
 pub mod registry;
 
@@ -148,13 +149,9 @@ impl NameServer {
         serde_json::to_string_pretty(&*self.kv()).ok()
     }
 
-    /// Enters the broker of this process with its whole topic table.
-    pub fn register_local(
-        &self,
-        local: &LocalBroker,
-        version: DataVersion,
-        topics: &[TopicConfig],
-    ) {
+    /// Enters the broker of this process, without its topics; whether it has another version of
+    /// its topic table than it had.
+    pub fn register_local(&self, local: &LocalBroker, version: DataVersion) -> bool {
         let registration = Registration {
             cluster: local.cluster.clone(),
             broker: local.name.clone(),
@@ -165,15 +162,16 @@ impl NameServer {
             acting_master: false,
             single_topic_first: true,
             version: registry_version(version),
-            topics: topics
-                .iter()
-                .map(|config| (config.name.clone(), queues_of(config)))
-                .collect(),
+            topics: Vec::new(),
         };
+        let mut registry = self.registry_mut();
+        let known = registry.version_of(&local.cluster, &local.address);
+        let renewed = known != Some(registration.version);
         // Only what comes over the network is refused; were this, routes would be missing: say so.
-        if self.registry_mut().register(registration, None, 0).is_err() {
-            tracing::error!("the embedded name server refused this broker's own topics");
+        if registry.register(registration, None, 0).is_err() {
+            tracing::error!("the embedded name server refused the broker of this process");
         }
+        renewed
     }
 
     /// Enters one topic of the broker of this process.

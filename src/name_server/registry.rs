@@ -71,8 +71,7 @@ impl<K> Registry<K> {
 }
 
 impl<K: Copy + Eq + Hash> Registry<K> {
-    /// Takes a broker's registration; `connection` is `None` for the broker of this process, which
-    /// thereby also forgets topics that it no longer has.
+    /// Takes a broker's registration; `connection` is `None` for the broker of this process.
     ///
     /// # Errors
     /// [`Refused::NotYetKnown`] when a single topic comes before the broker's full table,
@@ -105,9 +104,6 @@ impl<K: Copy + Eq + Hash> Registry<K> {
         }
         self.leave_former_name(&registration, &key);
         self.enter_broker(&registration);
-        if connection.is_none() {
-            self.forget_topics_missing_from(&registration);
-        }
         if registration.id == 0 {
             let renewed = known_version != Some(registration.version) || !known_id;
             self.enter_topics(&registration, renewed);
@@ -208,20 +204,6 @@ impl<K: Copy + Eq + Hash> Registry<K> {
         }
     }
 
-    fn forget_topics_missing_from(&mut self, registration: &Registration) {
-        let names: HashSet<&str> = registration
-            .topics
-            .iter()
-            .map(|(topic, _)| topic.as_str())
-            .collect();
-        self.topics.retain(|topic, holders| {
-            if !names.contains(topic.as_str()) {
-                holders.remove(&registration.broker);
-            }
-            !holders.is_empty()
-        });
-    }
-
     /// Another address holds this id with a higher controller term: the newcomer is stale.
     fn is_superseded(&self, registration: &Registration) -> bool {
         let Some(entry) = self.brokers.get(&registration.broker) else {
@@ -314,6 +296,21 @@ impl<K: Copy + Eq + Hash> Registry<K> {
             .insert(broker.to_owned(), queues);
     }
 
+    /// Whether a topic has queues on a broker.
+    #[must_use]
+    pub fn holds(&self, broker: &str, topic: &str) -> bool {
+        let holders = self.topics.get(topic);
+        holders.is_some_and(|holders| holders.contains_key(broker))
+    }
+
+    /// The topics that have queues on a broker.
+    #[must_use]
+    pub fn topics_of(&self, broker: &str) -> Vec<String> {
+        let holding = self.topics.iter();
+        let holding = holding.filter(|(_, holders)| holders.contains_key(broker));
+        holding.map(|(topic, _)| topic.clone()).collect()
+    }
+
     /// Removes one topic of one broker.
     pub fn remove_topic_of(&mut self, broker: &str, topic: &str) {
         if let Some(holders) = self.topics.get_mut(topic) {
@@ -340,22 +337,16 @@ impl<K: Copy + Eq + Hash> Registry<K> {
     }
 
     /// Removes one address of a broker; its queues go with the broker's last address. The broker
-    /// of this process stays, whoever asks.
-    pub fn unregister(&mut self, cluster: &str, broker: &str, id: i64, address: &str) {
+    /// of this process stays, whoever asks, and so does one that registered under another name.
+    pub fn unregister(&mut self, cluster: &str, broker: &str, address: &str) {
         let key = (cluster.to_owned(), address.to_owned());
-        if self
-            .live
-            .get(&key)
-            .is_some_and(|live| live.connection.is_none())
-        {
-            return;
-        }
-        self.remove(vec![Place {
-            cluster: cluster.to_owned(),
-            broker: broker.to_owned(),
-            id,
-            address: address.to_owned(),
-        }]);
+        // What is removed is what was entered, whatever id the request names: nothing may stay
+        // behind in `brokers` without its lease.
+        let place = match self.live.get(&key) {
+            Some(live) if live.connection.is_some() && live.broker == broker => live.at(address),
+            _ => return,
+        };
+        self.remove(vec![place]);
     }
 
     /// Removes addresses, and what goes with a broker's last one, in one walk over the tables.

@@ -81,20 +81,9 @@ fn nobody_takes_the_place_of_the_broker_of_this_process() {
     // Registered over the network as well, it does not depend on that connection.
     registry.register(usual(), Some(7), 0).unwrap();
     registry.connection_closed(7);
-    registry.unregister("C", "b", 0, ADDRESS);
+    registry.unregister("C", "b", ADDRESS);
     let route = registry.route("T").unwrap();
     assert_eq!(route.brokers[0].1.addresses[&0], ADDRESS);
-}
-
-#[test]
-fn the_broker_of_this_process_forgets_topics_that_its_table_lacks() {
-    let mut registry = with_usual(None);
-    let other = registration("other", "127.0.0.1:9", &[("T", 4), ("W", 8)]);
-    registry.register(other, Some(9), 0).unwrap();
-    let own = registration("b", ADDRESS, &[("U", 8), ("V", 1)]);
-    registry.register(own, None, 0).unwrap();
-    assert_eq!(registry.route("T").unwrap().queues[0].0, "other");
-    assert!(registry.route("V").is_some() && registry.route("W").is_some());
 }
 
 #[test]
@@ -239,4 +228,27 @@ fn names_have_a_longest_length() {
     assert!(refusal(&mut registry, named).contains("clusterName has 1025 bytes"));
     let topic = registration("b", ADDRESS, &[(&long, 1)]);
     assert!(refusal(&mut registry, topic).contains("topic has 1025 bytes"));
+}
+
+#[test]
+fn whoever_unregisters_in_another_name_leaves_nothing_that_has_no_lease() {
+    let mut registry = limited(1000, 2, 1000);
+    for n in 0..100 {
+        let name = format!("b{n}");
+        registry
+            .register(
+                registration(&name, ADDRESS, &[("T", 1), ("U", 1)]),
+                Some(1),
+                0,
+            )
+            .expect("one broker");
+        registry.unregister("C", "other", ADDRESS);
+        registry.unregister("D", &name, ADDRESS);
+        assert_eq!(registry.route("T").unwrap().queues[0].0, name);
+    }
+    assert_eq!(registry.brokers().count(), 1);
+    registry.unregister("C", "b99", ADDRESS);
+    assert_eq!(registry.brokers().count(), 0);
+    assert_eq!(registry.route("T"), None);
+    assert!(registry.expire(i64::MAX).is_empty());
 }

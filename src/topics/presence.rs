@@ -1,6 +1,6 @@
-//! Names that have no topic.
+//! What is done about a name while it has a topic, or has none.
 
-use super::Topics;
+use super::{TopicConfig, Topics};
 
 impl Topics {
     /// Runs `work` if there is no topic of that name, and none is made meanwhile: whoever would
@@ -9,31 +9,27 @@ impl Topics {
         let _version = self.lock();
         self.get(name).is_none().then(work)
     }
+
+    /// Runs `work` with the topic of that name, if there is one; it is neither altered nor removed
+    /// meanwhile, and whoever is told of changes is told before or afterwards.
+    pub fn while_present<T>(&self, name: &str, work: impl FnOnce(&TopicConfig) -> T) -> Option<T> {
+        let _version = self.lock();
+        self.get(name).map(|topic| work(&topic.config))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use super::super::{SystemTopics, TopicConfig, Topics};
+    use super::super::tests::system;
+    use super::super::{TopicConfig, Topics};
     use crate::persist::Persist;
 
     #[test]
     fn no_topic_is_made_while_somebody_relies_on_its_absence() {
         let dir = tempfile::tempdir().expect("temporary directory");
-        let system = SystemTopics {
-            cluster: "C".into(),
-            broker: "b".into(),
-            auto_create: true,
-            default_queues: 8,
-            cluster_topic: true,
-            broker_topic: true,
-            trace_topic: None,
-            delay_levels: 18,
-            revive_queues: 8,
-            timer: false,
-        };
-        let topics = Topics::load(Arc::new(Persist::new(dir.path())), &system).expect("load");
+        let topics = Topics::load(Arc::new(Persist::new(dir.path())), &system()).expect("load");
         let (made, is_made) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let topics = &topics;
