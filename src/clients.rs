@@ -427,6 +427,24 @@ impl Clients {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a connection may be in that consumer group beside those that it is in.
+    ///
+    /// # Errors
+    /// [`ClientsFull::Connection`] when it is in as many as it may be.
+    pub fn check_groups(&self, channel: Channel, group: &str) -> Result<(), ClientsFull> {
+        let mut channels = self.channels();
+        let groups = channels.get_mut(&channel);
+        let groups = groups.map(|groups| groups.side(Side::Consumers));
+        let full = |groups: &mut HashSet<Arc<str>>| {
+            groups.len() >= MAX_GROUPS_PER_CHANNEL && !groups.contains(group)
+        };
+        if groups.is_some_and(full) {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(ClientsFull::Connection);
+        }
+        Ok(())
+    }
+
     fn note(&self, channel: Channel, group: &Arc<str>, side: Side) -> Result<(), ClientsFull> {
         let mut channels = self.channels();
         let groups = channels.entry(channel).or_default().side(side);

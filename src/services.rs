@@ -31,6 +31,7 @@ use crate::transaction::Close;
 use crate::transaction::check::{Checker, Step};
 
 mod early;
+mod later;
 mod turn;
 
 use early::{Due, Early};

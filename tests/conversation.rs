@@ -4,6 +4,7 @@ mod apache_stores;
 mod clients;
 mod delivery;
 mod light;
+mod lists;
 mod memory;
 mod moving;
 mod name_server;

@@ -128,6 +128,15 @@ impl Heartbeat<'_> {
         if live.reject_pull_consumer && actively {
             return;
         }
+        // Nothing is made for a group that would be refused.
+        let room = self
+            .broker
+            .clients
+            .check_groups(self.request.channel(), &consumer.group_name);
+        if let Err(full) = room {
+            self.refused = self.refused.or(Some(full));
+            return;
+        }
         // A group that does not exist is left out; the client's pulls tell it so.
         let group = match self
             .broker

@@ -1,4 +1,4 @@
-//! Consumer groups as administrators see them: requests 200, 201, 207, 225, 352 and 353
+//! Consumer groups as administrators see them: requests 200, 201, 207, 352 and 353
 //! (docs/behaviour.md, Consumer groups).
 
 use std::sync::Arc;
@@ -25,11 +25,11 @@ fn body(request: &Request<'_>) -> Result<Value, Reply> {
 }
 
 /// The group that a JSON object describes, its attributes merged with those known.
-fn wanted(broker: &Broker, request: &Request<'_>, value: &Value) -> Result<GroupConfig, Reply> {
+pub(super) fn wanted(broker: &Broker, is_v5: bool, value: &Value) -> Result<GroupConfig, Reply> {
     let name = value.get("groupName").and_then(Value::as_str);
     let name = name.unwrap_or_default();
     // Apache takes any name here; it would become the name of a topic and of its directory.
-    names::check_group(name).map_err(|error| refused_name(request, error.to_string()))?;
+    names::check_group(name).map_err(|error| refused_name(is_v5, error.to_string()))?;
     let mut config = GroupConfig::read(name, value);
     let known = broker.groups.get(name);
     let known = known.as_ref().map(|group| &group.config.attributes);
@@ -41,7 +41,7 @@ fn wanted(broker: &Broker, request: &Request<'_>, value: &Value) -> Result<Group
     Ok(config)
 }
 
-fn check_room(broker: &Broker, configs: &[GroupConfig]) -> Result<(), Reply> {
+pub(super) fn check_room(broker: &Broker, configs: &[GroupConfig]) -> Result<(), Reply> {
     let room = broker.groups.check_room(configs);
     room.map_err(|refused| Reply::error(SYSTEM_ERROR, refused.to_string()))
 }
@@ -49,7 +49,7 @@ fn check_room(broker: &Broker, configs: &[GroupConfig]) -> Result<(), Reply> {
 /// 200: makes or alters a group.
 pub fn create(broker: &Broker, request: &Request<'_>) -> Answer {
     let config = body(request).and_then(|value| {
-        let config = wanted(broker, request, &value)?;
+        let config = wanted(broker, request.is_v5(), &value)?;
         check_room(broker, std::slice::from_ref(&config))?;
         Ok(config)
     });
@@ -65,34 +65,6 @@ pub fn create(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(Some(ticket)) => Answer::After(ticket, Reply::success()),
         Ok(None) => Reply::success().into(),
         Err(reply) => reply.into(),
-    }
-}
-
-/// 225: makes or alters several groups, all or none.
-pub fn create_list(broker: &Broker, request: &Request<'_>) -> Answer {
-    let configs = body(request).and_then(|value| {
-        let list = value.get("groupConfigList").and_then(Value::as_array);
-        let list = list.map_or(&[] as &[Value], Vec::as_slice);
-        let configs = list
-            .iter()
-            .map(|value| wanted(broker, request, value))
-            .collect::<Result<Vec<_>, _>>()?;
-        check_room(broker, &configs)?;
-        Ok(configs)
-    });
-    let configs = match configs {
-        Ok(configs) => configs,
-        Err(reply) => return reply.into(),
-    };
-    let made = configs
-        .into_iter()
-        .filter_map(|config| broker.groups.create_or_update(config));
-    // A later change of the same file is durable no earlier than those before it.
-    let last = made.last();
-    broker.rules_changed();
-    match last {
-        Some(ticket) => Answer::After(ticket, Reply::success()),
-        None => Reply::success().into(),
     }
 }
 
@@ -166,10 +138,10 @@ pub fn forbidden(broker: &Broker, request: &Request<'_>) -> Answer {
     };
     let (group, topic) = (asked.group, asked.topic.unwrap_or_default());
     if let Err(error) = names::check_group(group) {
-        return refused_name(request, error.to_string()).into();
+        return refused_name(request.is_v5(), error.to_string()).into();
     }
     if let Err(error) = names::check_topic(topic) {
-        return refused_name(request, error.to_string()).into();
+        return refused_name(request.is_v5(), error.to_string()).into();
     }
     let old = broker.groups.forbidden(group, topic);
     let bits = match asked.readable {

@@ -21,7 +21,7 @@ pub fn clone(request: &Request<'_>) -> Answer {
         Err(error) => return error.into(),
     };
     if let Err(error) = names::check_group(asked.dest_group) {
-        return refused_name(request, error.to_string()).into();
+        return refused_name(request.is_v5(), error.to_string()).into();
     }
     let topic = asked.topic.filter(|topic| !topic.trim().is_empty());
     let topic = topic.map(str::to_owned);

@@ -10,6 +10,7 @@ pub mod group;
 pub mod group_offsets;
 pub mod housekeeping;
 pub(crate) mod kept_key;
+pub mod lists;
 pub mod lock;
 pub mod name_server;
 pub mod offset;
@@ -197,9 +198,9 @@ fn admin_request(broker: &Broker, request: &Request<'_>) -> Answer {
 /// What a 4.9 broker does not know.
 fn newer_admin_request(broker: &Broker, request: &Request<'_>) -> Answer {
     match request.command.code {
-        request::UPDATE_AND_CREATE_TOPIC_LIST => topic::create_list(broker, request),
+        request::UPDATE_AND_CREATE_TOPIC_LIST => lists::create_topics(request),
         request::GET_TOPIC_CONFIG => topic::get(broker, request),
-        request::UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST => group::create_list(broker, request),
+        request::UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST => lists::create_groups(request),
         request::GET_SUBSCRIPTIONGROUP_CONFIG => group::get(broker, request),
         request::UPDATE_AND_GET_GROUP_FORBIDDEN => group::forbidden(broker, request),
         request::QUERY_TOPICS_BY_CONSUMER => stats::topics_of_consumer(request),

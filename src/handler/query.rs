@@ -19,7 +19,7 @@ use crate::broker::Broker;
 use crate::handler::QUERY_NOT_FOUND;
 use crate::handler::pull_checks::negative;
 use crate::handler::topic::json_reply;
-use crate::services::{Job, ServiceContext, Work};
+use crate::services::ServiceContext;
 use crate::subscription::Wanted;
 
 /// Most bytes of records in one answer: it must fit a frame.
@@ -60,14 +60,10 @@ fn look_on(services: &mut ServiceContext, slot: ReplySlot, mut query: KeyQuery, 
         match services.reader.query_on(&mut query, ITEMS_PER_STEP) {
             Ok(Some(hits)) => collect(services, &hits),
             Ok(None) => {
-                let work = Work::Open(Box::new(move |services, slot| {
-                    look_on(services, slot, query, core)
-                }));
-                let job = Job::of_any_time(slot, work);
-                match services.broker.services.submit(job) {
-                    Ok(()) => return,
-                    Err(_) => Reply::overload(),
-                }
+                return services.go_on_later(
+                    slot,
+                    Box::new(move |services, slot| look_on(services, slot, query, core)),
+                );
             }
             Err(error) => Reply::error(SYSTEM_ERROR, error.to_string()),
         }

@@ -23,7 +23,7 @@ use crate::groups::Group;
 use crate::handler::TOPIC_NOT_EXIST;
 use crate::handler::topic::json_reply;
 use crate::names;
-use crate::services::{Job, ServiceContext, Work};
+use crate::services::ServiceContext;
 use crate::state_json::now_ms;
 
 /// An answer whose body writes itself.
@@ -234,18 +234,13 @@ impl Walk {
                 .consume_stats_list
                 .push([(name.clone(), topics)].into());
             if began.elapsed() >= STEP {
-                return self.go_on_later(services, slot);
+                return services.go_on_later(
+                    slot,
+                    Box::new(move |services, slot| self.go_on(services, slot)),
+                );
             }
         }
         services.reply(slot, written(|out| self.list.write(out)));
-    }
-
-    fn go_on_later(self, services: &ServiceContext, slot: ReplySlot) {
-        let work = Work::Open(Box::new(move |services, slot| self.go_on(services, slot)));
-        let job = Job::of_any_time(slot, work);
-        if services.broker.services.submit(job).is_err() {
-            services.reply(slot, Reply::overload());
-        }
     }
 }
 

@@ -22,8 +22,8 @@ use crate::topics::{MOST_QUEUES, TopicConfig, TopicFilterType};
 pub const QUEUES_MAX: i32 = MOST_QUEUES as i32;
 
 /// Code of a refused name: 4.9 has none of its own.
-pub fn refused_name(request: &Request<'_>, remark: String) -> Reply {
-    let code = if request.is_v5() {
+pub fn refused_name(is_v5: bool, remark: String) -> Reply {
+    let code = if is_v5 {
         INVALID_PARAMETER
     } else {
         SYSTEM_ERROR
@@ -41,19 +41,19 @@ pub fn json_reply<T: Serialize + ?Sized>(value: &T) -> Reply {
 }
 
 /// Whether a tool may make, alter or remove a topic of this name.
-fn check_name(broker: &Broker, request: &Request<'_>, name: &str) -> Result<(), Reply> {
-    names::check_topic(name).map_err(|error| refused_name(request, error.to_string()))?;
+pub(super) fn check_name(broker: &Broker, is_v5: bool, name: &str) -> Result<(), Reply> {
+    names::check_topic(name).map_err(|error| refused_name(is_v5, error.to_string()))?;
     let config = &broker.config;
     if broker.live.load().validate_system_topic
         && names::is_system_topic(name, &config.cluster, &config.broker_name)
     {
         let remark = format!("The topic[{name}] is conflict with system topic.");
-        return Err(refused_name(request, remark));
+        return Err(refused_name(is_v5, remark));
     }
     Ok(())
 }
 
-fn check_queues(config: &TopicConfig) -> Result<(), Reply> {
+pub(super) fn check_queues(config: &TopicConfig) -> Result<(), Reply> {
     for (field, count) in [
         ("readQueueNums", config.read_queues),
         ("writeQueueNums", config.write_queues),
@@ -66,21 +66,21 @@ fn check_queues(config: &TopicConfig) -> Result<(), Reply> {
 }
 
 /// The attributes after a change; 4.9 has none and keeps those that 5.x clients set.
-fn alter(
+pub(super) fn alter(
     broker: &Broker,
-    request: &Request<'_>,
+    is_v5: bool,
     topic: &str,
     text: Option<&str>,
 ) -> Result<Attributes, Reply> {
     let known = broker.topics.get(topic);
     let known = known.as_ref().map(|topic| &topic.config.attributes);
-    let text = text.filter(|_| request.is_v5()).unwrap_or_default();
+    let text = text.filter(|_| is_v5).unwrap_or_default();
     let altered = attributes::alter_topic(known, text)
         .map_err(|remark| Reply::error(SYSTEM_ERROR, remark))?;
     let mixed = altered.get("message.type").is_some_and(|t| t == "MIXED");
     if mixed && !broker.live.load().enable_mixed_message_type {
         return Err(refused_name(
-            request,
+            is_v5,
             "MIXED message type is not supported.".into(),
         ));
     }
@@ -113,14 +113,14 @@ pub fn create(broker: &Broker, request: &Request<'_>) -> Answer {
 }
 
 /// The refusal of topics for which there is no room.
-fn full(broker: &Broker, configs: &[TopicConfig]) -> Option<Reply> {
+pub(super) fn full(broker: &Broker, configs: &[TopicConfig]) -> Option<Reply> {
     let full = broker.topics.check_room(configs).err()?;
     Some(Reply::error(SYSTEM_ERROR, full.to_string()))
 }
 
 fn wanted(broker: &Broker, request: &Request<'_>) -> Result<TopicConfig, Reply> {
     let asked = wire::CreateTopic::decode(&request.command.ext)?;
-    check_name(broker, request, asked.topic)?;
+    check_name(broker, request.is_v5(), asked.topic)?;
     let kind = asked.topic_filter_type.unwrap_or("SINGLE_TAG");
     if wire::TopicFilterType::from_name(kind).is_none() {
         let remark = format!("topicFilterType = [{kind}] value invalid");
@@ -134,68 +134,7 @@ fn wanted(broker: &Broker, request: &Request<'_>) -> Result<TopicConfig, Reply> 
         filter_type: TopicFilterType::parse(kind),
         sys_flag: asked.topic_sys_flag.unwrap_or(0),
         order: asked.order,
-        attributes: alter(broker, request, asked.topic, asked.attributes)?,
-    };
-    check_queues(&config)?;
-    Ok(config)
-}
-
-/// 18: makes or alters several topics, all or none.
-pub fn create_list(broker: &Broker, request: &Request<'_>) -> Answer {
-    let list: wire::TopicConfigList = match fastjson::from_client(request.command.body) {
-        Ok(list) => list,
-        Err(error) => return Reply::error(SYSTEM_ERROR, error.to_string()).into(),
-    };
-    let wanted: Result<Vec<_>, _> = list
-        .topic_config_list
-        .into_iter()
-        .map(|sent| from_list(broker, request, sent))
-        .collect();
-    match wanted {
-        Ok(configs) => {
-            if let Some(reply) = full(broker, &configs) {
-                return reply.into();
-            }
-            let made = configs
-                .into_iter()
-                .filter_map(|config| broker.topics.create_or_update(config));
-            // A later change of the same file is durable no earlier than those before it.
-            let last = made.last();
-            broker.rules_changed();
-            done(last)
-        }
-        Err(reply) => reply.into(),
-    }
-}
-
-fn from_list(
-    broker: &Broker,
-    request: &Request<'_>,
-    sent: wire::TopicConfig,
-) -> Result<TopicConfig, Reply> {
-    check_name(broker, request, &sent.topic_name)?;
-    // In a list the values stand without a sign: they are set as they are.
-    let signed: Vec<String> = sent
-        .attributes
-        .iter()
-        .map(|(key, value)| {
-            if key.starts_with(['+', '-']) {
-                format!("{key}={value}")
-            } else {
-                format!("+{key}={value}")
-            }
-        })
-        .collect();
-    let attributes = alter(broker, request, &sent.topic_name, Some(&signed.join(",")))?;
-    let config = TopicConfig {
-        name: sent.topic_name,
-        read_queues: sent.read_queue_nums,
-        write_queues: sent.write_queue_nums,
-        perm: sent.perm,
-        filter_type: TopicFilterType::parse(sent.topic_filter_type.name()),
-        sys_flag: sent.topic_sys_flag,
-        order: sent.order,
-        attributes,
+        attributes: alter(broker, request.is_v5(), asked.topic, asked.attributes)?,
     };
     check_queues(&config)?;
     Ok(config)
@@ -306,12 +245,12 @@ pub fn delete(broker: &Broker, request: &Request<'_>) -> Answer {
         && names::is_system_topic(asked.topic, &config.cluster, &config.broker_name)
     {
         let remark = format!("The topic[{}] is conflict with system topic.", asked.topic);
-        return refused_name(request, remark).into();
+        return refused_name(request.is_v5(), remark).into();
     }
     if broker.topics.get(asked.topic).is_none() {
         match names::check_topic(asked.topic) {
             Err(error) if !request.is_v5() || error == NameError::TopicBlank => {
-                return refused_name(request, error.to_string()).into();
+                return refused_name(request.is_v5(), error.to_string()).into();
             }
             // Nothing may be removed under a name that is none.
             Err(_) => return Reply::success().into(),
