@@ -162,7 +162,7 @@ pub enum Answer {
     /// No response now (held: append in flight, parked pull) or by design none at all.
     Nothing,
     /// The response counts once a state file change is durable.
-    After(Ticket, Reply),
+    After(Vec<Ticket>, Reply),
     /// Handle the same request again once a state file change is durable.
     Rerun(Ticket),
     /// Run on the services thread (it alone may read old log pages), then answer.

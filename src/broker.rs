@@ -132,11 +132,11 @@ impl Broker {
         light::enter_at_last(&self.store, self.config.light, parts, slots);
     }
 
-    /// The change of a topic that is not on the disk yet: nothing may be acknowledged in the topic
-    /// before it is, or a crash would take both.
-    pub fn awaited(&self, topic: &Topic) -> Option<Ticket> {
+    /// The change of a topic that is not on the disk yet and that a queue of it relies on: nothing
+    /// may be acknowledged in the queue before it is, or a crash would take both.
+    pub fn awaited(&self, topic: &Topic, queue_id: i32) -> Option<Ticket> {
         topic
-            .ticket()
+            .awaited(queue_id)
             .filter(|ticket| !self.persist.is_durable(*ticket))
     }
 

@@ -195,8 +195,8 @@ impl Core {
         self.elsewhere += 1;
         io.request_started(conn);
         let work = match answer {
-            Answer::After(ticket, reply) => {
-                return self.when_durable(ticket, slot, CoreMessage::Reply { conn, to, reply });
+            Answer::After(tickets, reply) => {
+                return handler::durably::reply(Arc::clone(&self.broker), slot, tickets, reply);
             }
             Answer::Rerun(ticket) => {
                 let frame = whole_frame(&request.frame);

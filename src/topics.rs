@@ -16,11 +16,13 @@ use crate::traffic::Traffic;
 
 mod light;
 mod loading;
+mod pending;
 mod presence;
 mod room;
 
 use light::LightTopics;
 use loading::parse;
+use pending::Pending;
 pub use room::{MOST_QUEUES, TopicsFull};
 
 /// Bit of a topic's system flags: consumers in unit mode subscribe to it.
@@ -174,13 +176,13 @@ pub struct Topic {
     /// What went through; goes on over updates.
     pub traffic: Arc<Traffic>,
     queues: Arc<[OnceLock<Arc<Queue>>]>,
-    ticket: Option<Ticket>,
+    pending: Pending,
     /// Position in the file.
     rank: u64,
 }
 
 impl Topic {
-    fn new(config: TopicConfig, rank: u64, ticket: Option<Ticket>) -> Self {
+    fn new(config: TopicConfig, rank: u64, made: Option<Ticket>) -> Self {
         let cached = config
             .read_queues
             .max(config.write_queues)
@@ -190,7 +192,7 @@ impl Topic {
             config,
             traffic: Arc::default(),
             queues,
-            ticket,
+            pending: Pending::made(made),
             rank,
         }
     }
@@ -217,11 +219,6 @@ impl Topic {
         // Another core may have been faster; the store gives both the same queue.
         let _ = cell.set(Arc::clone(&queue));
         Some(queue)
-    }
-
-    /// The change that made or last altered this topic, unless it was read from disk.
-    pub fn ticket(&self) -> Option<Ticket> {
-        self.ticket
     }
 
     /// Whether producers may send.
@@ -443,6 +440,8 @@ impl Topics {
         let name = config.name.clone();
         let mut topic = Topic::new(config, rank, ticket);
         if let Some(old) = old {
+            let is_durable = |ticket| self.persist.is_durable(ticket);
+            topic.pending = old.pending.altered(ticket, &old.config, is_durable);
             topic.traffic = Arc::clone(&old.traffic);
             for (cell, known) in topic.queues.iter().zip(old.queues.iter()) {
                 if let Some(queue) = known.get() {
@@ -470,7 +469,7 @@ impl Topics {
             && old.config == config
         {
             // Made by somebody else a moment ago: that change is this one's as well.
-            return old.ticket.filter(|t| !self.persist.is_durable(*t));
+            return old.ticket().filter(|t| !self.persist.is_durable(*t));
         }
         version.next();
         let (topic, ticket) = self.publish(config);

@@ -14,6 +14,7 @@ mod replay;
 mod retention;
 mod sending;
 mod spoiled;
+mod state_files;
 mod timers;
 mod transaction_replay;
 mod transactions;

@@ -358,7 +358,7 @@ fn append(
     if known.config.has_batch_queues() {
         return skip(level, "their topic has queue.type=BatchCQ");
     }
-    if broker.awaited(&known).is_some() {
+    if broker.awaited(&known, queue_id).is_some() {
         return Due::Later;
     }
     let Some(queue) = broker.queue(&known, queue_id) else {

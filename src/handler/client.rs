@@ -78,6 +78,7 @@ pub fn heartbeat(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Ans
         fingerprint: data.heartbeat_fingerprint,
         without_subscriptions: data.without_sub && data.heartbeat_fingerprint != 0,
         subscription_changed: data.heartbeat_fingerprint == 0,
+        group_ticket: None,
         ticket: None,
         refused: None,
         now,
@@ -102,10 +103,11 @@ pub fn heartbeat(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Ans
             .field("IS_SUPPORT_HEART_BEAT_V2", true)
             .field("IS_SUB_CHANGE", beat.subscription_changed);
     }
-    match beat.ticket {
-        Some(ticket) => Answer::After(ticket, reply),
-        None => reply.into(),
+    let made: Vec<Ticket> = beat.group_ticket.into_iter().chain(beat.ticket).collect();
+    if made.is_empty() {
+        return reply.into();
     }
+    Answer::After(made, reply)
 }
 
 /// One heartbeat while its groups are registered.
@@ -116,6 +118,8 @@ struct Heartbeat<'a> {
     fingerprint: i32,
     without_subscriptions: bool,
     subscription_changed: bool,
+    /// The last changes of groups and of topics, that the answer waits for.
+    group_ticket: Option<Ticket>,
     ticket: Option<Ticket>,
     refused: Option<ClientsFull>,
     now: i64,
@@ -150,6 +154,8 @@ impl Heartbeat<'_> {
             let topic = self.broker.topics.get(&subscription.topic);
             topic.is_some_and(|topic| topic.config.order)
         });
+        // Made by it or by another request a moment ago.
+        self.group_ticket = self.pending(group.ticket()).or(self.group_ticket);
         self.make_retry_topic(&group, ordered, consumer.unit_mode);
         let known = self.broker.clients.consumer(&consumer.group_name).is_some();
         let subscriptions = (!self.without_subscriptions)
@@ -209,14 +215,16 @@ impl Heartbeat<'_> {
             .register(group, &registrations, now_ms());
     }
 
+    /// That change, unless it is on the disk.
+    fn pending(&self, change: Option<Ticket>) -> Option<Ticket> {
+        change.filter(|ticket| !self.broker.persist.is_durable(*ticket))
+    }
+
     /// The retry topic of a group is ordered as long as one of the group's topics is.
     fn make_retry_topic(&mut self, group: &Group, ordered: bool, unit: bool) {
         let name = names::retry_topic(&group.config.name);
         if let Some(topic) = self.broker.topics.get(&name) {
-            let pending = topic
-                .ticket()
-                .filter(|t| !self.broker.persist.is_durable(*t));
-            self.ticket = pending.or(self.ticket);
+            self.ticket = self.pending(topic.ticket()).or(self.ticket);
             if topic.config.order != ordered && !self.without_subscriptions {
                 let mut config = topic.config.clone();
                 config.order = ordered;

@@ -62,7 +62,7 @@ pub fn create(broker: &Broker, request: &Request<'_>) -> Answer {
         ticket
     });
     match made {
-        Ok(Some(ticket)) => Answer::After(ticket, Reply::success()),
+        Ok(Some(ticket)) => Answer::After(vec![ticket], Reply::success()),
         Ok(None) => Reply::success().into(),
         Err(reply) => reply.into(),
     }
@@ -159,7 +159,7 @@ pub fn forbidden(broker: &Broker, request: &Request<'_>) -> Answer {
         topic: topic.to_owned(),
     });
     match ticket {
-        Some(ticket) => Answer::After(ticket, reply),
+        Some(ticket) => Answer::After(vec![ticket], reply),
         None => reply.into(),
     }
 }

@@ -453,7 +453,7 @@ fn put_kv(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(false) => broker.persist.latest(File::NameServerKv),
         Err(full) => return Reply::error(response::SYSTEM_ERROR, full.to_string()).into(),
     };
-    Answer::After(ticket, Reply::success())
+    Answer::After(vec![ticket], Reply::success())
 }
 
 fn get_kv(broker: &Broker, request: &Request<'_>) -> Answer {
@@ -486,7 +486,7 @@ fn delete_kv(broker: &Broker, request: &Request<'_>) -> Answer {
     } else {
         broker.persist.latest(File::NameServerKv)
     };
-    Answer::After(ticket, Reply::success())
+    Answer::After(vec![ticket], Reply::success())
 }
 
 fn list_kv(broker: &Broker, request: &Request<'_>) -> Answer {

@@ -65,7 +65,7 @@ pub fn reply(broker: &Broker, request: &Request<'_>) -> Answer {
     if let Some(refusal) = send_checks::refuse(broker, request, &send, &topic) {
         return refusal;
     }
-    if let Some(ticket) = broker.awaited(&topic) {
+    if let Some(ticket) = broker.awaited(&topic, send.queue_id.max(0)) {
         return Answer::Rerun(ticket);
     }
     let limit = broker.live.load().max_message_size;

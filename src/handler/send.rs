@@ -179,13 +179,13 @@ pub fn send(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
     if let Some(refusal) = send_checks::refuse(broker, request, &send, &topic) {
         return refusal;
     }
-    if let Some(ticket) = broker.awaited(&topic) {
-        return Answer::Rerun(ticket);
-    }
     let queue_id = match send.queue_id {
         id if id < 0 => sends.random_below(topic.config.write_queues),
         id => id,
     };
+    if let Some(ticket) = broker.awaited(&topic, queue_id) {
+        return Answer::Rerun(ticket);
+    }
     let checked = Checked {
         send,
         topic,

@@ -172,7 +172,8 @@ pub fn own_topic(broker: &Broker, name: &str, queues: i32) -> Result<Arc<Topic>,
             broker.topics.create_if_absent(config).0
         }
     };
-    match broker.awaited(&topic) {
+    // Whichever of its queues is taken.
+    match broker.awaited(&topic, topic.config.write_queues.saturating_sub(1)) {
         Some(ticket) => Err(Answer::Rerun(ticket)),
         None => Ok(topic),
     }

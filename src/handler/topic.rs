@@ -89,7 +89,7 @@ pub(super) fn alter(
 
 fn done(ticket: Option<Ticket>) -> Answer {
     match ticket {
-        Some(ticket) => Answer::After(ticket, Reply::success()),
+        Some(ticket) => Answer::After(vec![ticket], Reply::success()),
         None => Reply::success().into(),
     }
 }

@@ -183,7 +183,7 @@ impl<'r> Ready<'r> {
             if topic.config.has_batch_queues() {
                 return Err(Reply::error(MESSAGE_ILLEGAL, batch_queues(half.topic)).into());
             }
-            if let Some(ticket) = broker.awaited(&topic) {
+            if let Some(ticket) = broker.awaited(&topic, half.queue_id) {
                 return Err(NotReady::Awaited(ticket));
             }
             let queue = broker

@@ -166,7 +166,7 @@ impl<'r> Timed<'r> {
         if topic.config.has_batch_queues() {
             return Sent::Never("its topic has queue.type=BatchCQ");
         }
-        if broker.awaited(&topic).is_some() {
+        if broker.awaited(&topic, queue_id).is_some() {
             return Sent::Later;
         }
         let Some(queue) = broker.queue(&topic, queue_id) else {

@@ -358,7 +358,7 @@ impl Checker {
             let config = TopicConfig::new(name, 1, PERM_READ | PERM_WRITE);
             broker.topics.create_if_absent(config).0
         });
-        if broker.awaited(&topic).is_some() {
+        if broker.awaited(&topic, 0).is_some() {
             return Walk::Wait;
         }
         let Some(queue) = broker.queue(&topic, 0) else {
