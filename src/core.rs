@@ -311,6 +311,11 @@ impl Core {
             CoreMessage::Reply { conn, to, reply } => {
                 self.settled(conn, io);
                 room::write_late(io, conn, to, &reply);
+                if io.peer(conn).is_none() {
+                    // A broker that was entered by another thread after its connection had closed.
+                    let core = self.index;
+                    handler::client::withdraw(&self.broker, Channel { core, conn });
+                }
             }
             CoreMessage::Rerun { conn, frame, held } => {
                 self.settled(conn, io);

@@ -305,14 +305,19 @@ fn encode_notification(out: &mut Vec<u8>, group: &str) {
     encoder.finish();
 }
 
-/// A connection is gone: its registrations with it, also those of a broker at the name server.
-pub fn closed(broker: &Broker, channel: Channel) {
+/// Takes what a connection that is gone registered at the name server.
+pub fn withdraw(broker: &Broker, channel: Channel) {
     let name_server = &broker.name_server;
     // Few connections are a broker's: the others wait for nobody who reads the tables.
     let is_broker = name_server.registry().has_connection(channel);
     if is_broker {
         name_server.registry_mut().connection_closed(channel);
     }
+}
+
+/// A connection is gone: its registrations with it, also those of a broker at the name server.
+pub fn closed(broker: &Broker, channel: Channel) {
+    withdraw(broker, channel);
     for group in broker.clients.closed(channel, steady_ms()) {
         filters_unused(broker, &group);
         notify(broker, &group, None);

@@ -25,7 +25,7 @@ use crate::core::steady_ms;
 use crate::handler::faq;
 use crate::name_server::ORDER_TOPIC_CONFIG;
 use crate::name_server::registry::{
-    BrokerEntry, DEFAULT_LEASE_MS, Registration, TopicQueues, UnitTopics, Version,
+    BrokerEntry, DEFAULT_LEASE_MS, LONGEST_LEASE_MS, Registration, TopicQueues, UnitTopics, Version,
 };
 use crate::persist::File;
 
@@ -256,7 +256,7 @@ fn register(broker: &Broker, request: &Request<'_>) -> Answer {
         lease_ms: header
             .heartbeat_timeout_ms
             .filter(|ms| *ms > 0)
-            .unwrap_or(DEFAULT_LEASE_MS),
+            .map_or(DEFAULT_LEASE_MS, |ms| ms.min(LONGEST_LEASE_MS)),
         acting_master: header.enable_acting_master.unwrap_or(false),
         single_topic_first: !request.is_v5(),
         ..Registration::default()

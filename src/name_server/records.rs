@@ -10,6 +10,8 @@ pub const PERM_WRITE: i32 = 2;
 pub const PERM_READ_WRITE: i32 = 6;
 /// Apache's registration lease, in milliseconds, when the broker names none.
 pub const DEFAULT_LEASE_MS: i64 = 120_000;
+/// The longest lease that a broker may ask for, in milliseconds: a dead host's end some day.
+pub const LONGEST_LEASE_MS: i64 = 3_600_000;
 /// A topic with the unit bit belongs to one unit.
 const SYS_FLAG_UNIT: i32 = 1;
 /// A topic with the unit-subscription bit has subscribers in units.

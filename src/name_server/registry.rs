@@ -8,8 +8,8 @@ use std::hash::Hash;
 
 use super::limits::{LimitReached, Limits, check_name};
 pub use super::records::{
-    BrokerEntry, DEFAULT_LEASE_MS, PERM_READ_WRITE, PERM_WRITE, Refused, Registered, Registration,
-    Route, TopicQueues, UnitTopics, Version,
+    BrokerEntry, DEFAULT_LEASE_MS, LONGEST_LEASE_MS, PERM_READ_WRITE, PERM_WRITE, Refused,
+    Registered, Registration, Route, TopicQueues, UnitTopics, Version,
 };
 use crate::core::off_the_cores;
 

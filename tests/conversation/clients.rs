@@ -329,6 +329,67 @@ fn the_routes_of_a_broker_go_with_its_connection() {
 }
 
 #[test]
+fn a_broker_that_is_gone_before_it_is_entered_leaves_no_routes() {
+    const LEFT: usize = 40;
+    let (running, _dir) = broker(&[]);
+    let mut client = Talk::to(running.address("name server"));
+    let lease = i64::MAX.to_string();
+    // So many topics that another thread enters them.
+    let tables = |name: &str, topics: usize| {
+        let topics: serde_json::Map<_, _> = (0..topics)
+            .map(|n| {
+                let topic = format!("{name}_topic_with_quite_a_long_name_{n}");
+                (
+                    topic.clone(),
+                    serde_json::json!({"topicName": topic, "readQueueNums": 8}),
+                )
+            })
+            .collect();
+        let wrapper = serde_json::json!({"topicConfigTable": topics});
+        serde_json::json!({"topicConfigSerializeWrapper": wrapper}).to_string()
+    };
+    let register = |talk: &mut Talk, name: &str, n: usize, topics: usize| {
+        let address = format!("127.0.0.2:{n}");
+        let identity = [
+            ("brokerName", name),
+            ("brokerAddr", address.as_str()),
+            ("clusterName", "DefaultCluster"),
+            ("haServerAddr", "127.0.0.1:2"),
+            ("brokerId", "0"),
+            ("heartbeatTimeoutMillis", lease.as_str()),
+        ];
+        talk.request(103, &identity, tables(name, topics).as_bytes())
+    };
+    // It has much to do first.
+    let mut staying = Talk::to(running.address("name server"));
+    register(&mut staying, "stays", LEFT, 40_000);
+    for n in 0..LEFT {
+        let mut leaving = Talk::to(running.address("name server"));
+        register(&mut leaving, &format!("left{n}"), n, 400);
+        // What it is answered at once finds nobody, which ends the connection.
+        leaving.request(105, &[("topic", "T")], b"");
+        leaving.request(105, &[("topic", "T")], b"");
+    }
+    let opaque = register(&mut staying, "stays", LEFT, 400);
+    assert_eq!(
+        staying.answer(opaque).code,
+        0,
+        "those before it have been entered"
+    );
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let answer = client.ask(106, &[], b"");
+        let text = String::from_utf8_lossy(&answer.body).into_owned();
+        assert!(text.contains("\"stays\""), "{text}");
+        if !text.contains("\"left") {
+            break;
+        }
+        assert!(Instant::now() < until, "{text}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
 fn a_group_is_not_ahead_of_what_a_crash_left() {
     let (mut running, dir) = broker(&[]);
     let mut talk = Talk::to(running.address("broker"));
