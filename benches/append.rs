@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
+use saturnmq_storage::append_queue::LightQueues;
 use saturnmq_storage::config::StoreConfig;
 use saturnmq_storage::dispatch::Waker;
 use saturnmq_storage::format::message::MessageParts;
@@ -53,7 +54,9 @@ fn append(bencher: Bencher<'_, '_>, in_flight: usize) {
             while done < MESSAGES {
                 while sent < MESSAGES
                     && sent - done < in_flight
-                    && port.push(sent as u64, &queue, &parts).is_ok()
+                    && port
+                        .push(sent as u64, &queue, &parts, LightQueues::NONE)
+                        .is_ok()
                 {
                     sent += 1;
                 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use saturnmq_storage::append_queue::LightQueues;
 use saturnmq_storage::format::message::MessageParts;
 use saturnmq_storage::queue_table::Queue;
 use saturnmq_storage::store::Store;
@@ -126,10 +127,10 @@ impl Broker {
         })
     }
 
-    /// The slots of the light queues that a message enters which was acknowledged before, as
+    /// The light queues that a message enters which was acknowledged before, as
     /// [`light::enter_at_last`] finds them.
-    pub(crate) fn enter_light_queues(&self, parts: &MessageParts<'_>, slots: &mut Vec<u32>) {
-        light::enter_at_last(&self.store, self.config.light, parts, slots);
+    pub(crate) fn enter_light_queues(&self, parts: &MessageParts<'_>, queues: &mut LightQueues) {
+        light::enter_at_last(&self.store, self.config.light, parts, queues);
     }
 
     /// The change of a topic that is not on the disk yet and that a queue of it relies on: nothing

@@ -1,6 +1,7 @@
 //! Light queues: queues that a message enters besides the one of its topic, because its property
 //! `INNER_MULTI_DISPATCH` names them (docs/behaviour.md, Light queues).
 
+use saturnmq_storage::append_queue::LightQueues;
 use saturnmq_storage::format::light::{self, enters_light_queues, names_in};
 use saturnmq_storage::format::message::{MessageParts, PROPERTIES_MAX};
 use saturnmq_storage::format::names::is_directory_name;
@@ -77,8 +78,8 @@ pub fn is_name(name: &str) -> bool {
     is_light(name) && is_directory_name(name) && !name.chars().any(char::is_control)
 }
 
-/// Puts the slots of the light queues in `list` into `slots`, in that order. Those that are missing
-/// are made, while there are no more than `most`.
+/// Has a message enter the light queues in `list`, in that order. Those that are missing are made,
+/// while there are no more than `most`.
 ///
 /// # Errors
 /// As [`check_names`], and [`LightError::Full`].
@@ -86,25 +87,25 @@ pub fn enter(
     store: &Store,
     list: &str,
     most: usize,
-    slots: &mut Vec<u32>,
+    light: &mut LightQueues,
 ) -> Result<(), LightError> {
     check_names(list)?;
     for name in names_in(list) {
         let queue = store.light_queue(name, most).ok_or(LightError::Full)?;
-        slots.push(queue.slot);
+        light.enter(&queue);
     }
     Ok(())
 }
 
-/// The slots of the light queues of a message that was acknowledged before and is stored in its
-/// topic now: no limit keeps it out. Names that are none are left out with all others.
+/// The light queues of a message that was acknowledged before and is stored in its topic now:
+/// no limit keeps it out. Names that are none are left out with all others.
 pub fn enter_at_last(
     store: &Store,
     config: LightConfig,
     parts: &MessageParts<'_>,
-    slots: &mut Vec<u32>,
+    light: &mut LightQueues,
 ) {
-    slots.clear();
+    light.clear();
     if !config.dispatch || !enters_light_queues(parts.topic) {
         return;
     }
@@ -117,10 +118,10 @@ pub fn enter_at_last(
         return;
     };
     let len = parts.properties.iter().map(|piece| piece.len()).sum();
-    let entered = check_room(list, len).and_then(|()| enter(store, list, usize::MAX, slots));
+    let entered = check_room(list, len).and_then(|()| enter(store, list, usize::MAX, light));
     if let Err(error) = entered {
         tracing::warn!(topic = parts.topic, %error, "a message enters no light queue");
-        slots.clear();
+        light.clear();
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, Select, Sender, TrySendError, bounded};
-use saturnmq_storage::append_queue::{AppendFailure, AppendPort, Appended, PushError};
+use saturnmq_storage::append_queue::{AppendFailure, AppendPort, Appended, LightQueues, PushError};
 use saturnmq_storage::error::RetentionError;
 use saturnmq_storage::format::message::MessageParts;
 use saturnmq_storage::format::record::Record;
@@ -184,8 +184,8 @@ pub struct ServiceContext {
     /// Reads that may wait for the disk.
     pub reader: StoreReader,
     port: AppendPort,
-    /// Slots of the light queues of the record at hand.
-    light: Vec<u32>,
+    /// Light queues of the record at hand.
+    light: LightQueues,
     appending: VecDeque<Appending>,
     /// Half messages that are done with once an op message says so.
     closing: VecDeque<Close>,
@@ -252,7 +252,7 @@ impl ServiceContext {
     /// Hands a record to the writer, with the light queues that it enters.
     fn push(&mut self, queue: &Queue, parts: &MessageParts<'_>) -> Result<(), PushError> {
         self.broker.enter_light_queues(parts, &mut self.light);
-        self.port.push_light(0, queue, parts, &self.light)
+        self.port.push(0, queue, parts, &self.light)
     }
 
     /// Appends a record; `then` runs when the writer has answered.
@@ -412,7 +412,7 @@ impl Services {
             broker,
             reader,
             port,
-            light: Vec::new(),
+            light: LightQueues::default(),
             appending: VecDeque::new(),
             closing: VecDeque::new(),
             timer_questions: Vec::new(),

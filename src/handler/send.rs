@@ -12,7 +12,7 @@ use saturnmq_net::command::ReplyTo;
 use saturnmq_net::driver::{ConnectionId, Outbox};
 use saturnmq_net::encode::Encoder;
 use saturnmq_net::messages::send::SendRequest;
-use saturnmq_storage::append_queue::{AppendFailure, AppendPort, Appended, PushError};
+use saturnmq_storage::append_queue::{AppendFailure, AppendPort, Appended, LightQueues, PushError};
 use saturnmq_storage::format::message::{EncodeError, MessageParts, sys_flag};
 use saturnmq_storage::format::message_id::MessageId;
 use saturnmq_storage::queue_table::Queue;
@@ -58,8 +58,8 @@ pub struct Sends {
     sizes: Vec<u32>,
     scan: PropertyScan,
     properties: Vec<u8>,
-    /// Slots of the light queues of the message at hand.
-    light: Vec<u32>,
+    /// Light queues of the message at hand.
+    light: LightQueues,
     id_list: String,
     random: u64,
     store_host: SocketAddr,
@@ -80,7 +80,7 @@ impl Sends {
             sizes: Vec::new(),
             scan: PropertyScan::default(),
             properties: Vec::new(),
-            light: Vec::new(),
+            light: LightQueues::default(),
             id_list: String::new(),
             random: (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
             store_host: broker.store_host,
@@ -120,7 +120,7 @@ impl Sends {
     ) -> Result<(), (PushError, Ending)> {
         broker.enter_light_queues(parts, &mut self.light);
         let (token, light) = (self.next_token, &self.light);
-        if let Err(error) = self.port.push_light(token, queue, parts, light) {
+        if let Err(error) = self.port.push(token, queue, parts, light) {
             return Err((error, end));
         }
         self.in_flight.push_back(InFlight {
@@ -285,7 +285,7 @@ fn store(
     }
     let pushed = sends
         .port
-        .push_light(sends.next_token, &queue, &parts, &sends.light);
+        .push(sends.next_token, &queue, &parts, &sends.light);
     let counted = send_properties::counted(broker, stored_topic, topic);
     let mut accepted = Taken::new(counted, queue_id, 0, key);
     accepted.recall = stored.recall_handle(broker, text, &sends.scan);

@@ -1,5 +1,6 @@
 //! The light queues that a message names (docs/behaviour.md, Light queues).
 
+use saturnmq_storage::append_queue::LightQueues;
 use saturnmq_storage::format::light::enters_light_queues;
 use saturnmq_storage::format::properties::names;
 
@@ -9,18 +10,17 @@ use crate::handler::properties::PropertyScan;
 use crate::handler::{MESSAGE_ILLEGAL, send_checks};
 use crate::light::{self, LightError};
 
-/// Finds the slots of the light queues that a message of `topic` enters now. One that comes later
-/// to the topic it is meant for is checked, for it will be too late then. `len`: bytes of its
-/// properties.
+/// Finds the light queues that a message of `topic` enters now. One that comes later to the topic
+/// it is meant for is checked, for it will be too late then. `len`: bytes of its properties.
 ///
 /// # Errors
 /// The refusal of names that are none, and of too many queues.
 pub fn find(
     broker: &Broker,
     (scan, text, topic, len): (&PropertyScan, &str, &str, usize),
-    slots: &mut Vec<u32>,
+    light: &mut LightQueues,
 ) -> Result<(), Answer> {
-    slots.clear();
+    light.clear();
     let config = broker.config.light;
     if !scan.has_inner() || !config.dispatch {
         return Ok(());
@@ -30,7 +30,7 @@ pub fn find(
         return Ok(());
     };
     let found = match enters_light_queues(topic) {
-        true => light::enter(&broker.store, list, config.most, slots),
+        true => light::enter(&broker.store, list, config.most, light),
         false => light::check_names(list).and_then(|()| light::check_room(list, len)),
     };
     found.map_err(|error| {

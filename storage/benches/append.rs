@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use saturnmq_storage::append_queue::{AppendPort, PushError};
+use saturnmq_storage::append_queue::{AppendPort, LightQueues, PushError};
 use saturnmq_storage::config::StoreConfig;
 use saturnmq_storage::dispatch::Waker;
 use saturnmq_storage::format::message::MessageParts;
@@ -57,7 +57,7 @@ fn measure(port: &mut AppendPort, queue: &Queue, waiting: u64) -> (f64, [f64; 3]
         let running = started.elapsed() < Duration::from_secs(SECONDS);
         while running && sent - answered < waiting {
             sent_at[(sent % waiting) as usize] = Instant::now();
-            match port.push(sent, queue, &message) {
+            match port.push(sent, queue, &message, LightQueues::NONE) {
                 Ok(()) => sent += 1,
                 Err(PushError::Full) => break,
                 Err(error) => panic!("{error}"),

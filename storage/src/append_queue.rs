@@ -203,58 +203,52 @@ pub(crate) fn port(limits: PortLimits, bell: Arc<Doorbell>) -> (AppendPort, Port
     (port, end)
 }
 
+/// The light queues that one message enters; reused from message to message.
+#[derive(Debug, Default)]
+pub struct LightQueues {
+    slots: Vec<u32>,
+    held: bool,
+}
+
+impl LightQueues {
+    /// None.
+    pub const NONE: &'static LightQueues = &LightQueues {
+        slots: Vec::new(),
+        held: false,
+    };
+
+    /// Forgets those of the last message.
+    pub fn clear(&mut self) {
+        self.slots.clear();
+        self.held = false;
+    }
+
+    /// The message enters this queue, behind those before.
+    pub fn enter(&mut self, queue: &Queue) {
+        self.slots.push(queue.slot);
+        self.held |= queue.is_held();
+    }
+}
+
 impl AppendPort {
-    /// Takes one message. `token` comes back with the result.
+    /// Takes one message. `token` comes back with the result. The message enters the queues in
+    /// `light` too: their offsets are appended to its properties, in that order (docs/format.md,
+    /// Light queues). One without a queue offset of its own enters none.
+    ///
+    /// # Errors
+    /// [`PushError::TooLarge`] also for more light queues than a property can name, and
+    /// [`PushError::Full`] while a topic with the name of one of the queues is being removed.
     pub fn push(
         &mut self,
         token: u64,
         queue: &Queue,
         message: &MessageParts<'_>,
+        light: &LightQueues,
     ) -> Result<(), PushError> {
-        if queue.is_held() {
+        if queue.is_held() || light.held {
             return Err(PushError::Full);
         }
-        self.push_to_slot(token, queue.slot, message)
-    }
-
-    /// As [`AppendPort::push`]; the message enters the light queues with these slots too: their
-    /// offsets are appended to its properties, in this order (docs/format.md, Light queues).
-    ///
-    /// # Errors
-    /// [`PushError::TooLarge`] also for more light queues than a property can name.
-    pub fn push_light(
-        &mut self,
-        token: u64,
-        queue: &Queue,
-        message: &MessageParts<'_>,
-        light: &[u32],
-    ) -> Result<(), PushError> {
-        let measured = Measured::new(message)?;
-        let len = measured.len;
-        if light.len() > LIGHT_MAX {
-            let size = len + LIGHT_BYTES * light.len();
-            let limit = self.limits.record_bytes;
-            return Err(PushError::TooLarge { size, limit });
-        }
-        let entry = Entry {
-            len: entry_len(len, self.limits.record_bytes)?,
-            records: 1,
-            token,
-            slot: queue.slot,
-            assign_offset: has_queue_offset(message.sys_flag),
-            light: light.len() as u32,
-        };
-        self.push_encoded(entry, |place| {
-            let (list, record) = place.split_at_mut(entry.list_len());
-            if !list.is_empty() {
-                let properties = measured.properties_len() as u32;
-                let numbers = [properties].into_iter().chain(light.iter().copied());
-                for (place, number) in list.chunks_exact_mut(LIGHT_BYTES).zip(numbers) {
-                    place.copy_from_slice(&number.to_ne_bytes());
-                }
-            }
-            measured.write(record);
-        })
+        self.push_to_slots(token, queue.slot, message, &light.slots)
     }
 
     /// Takes a client's batch (the body of `parts`): all of its messages or none. `sizes` receives
@@ -273,23 +267,43 @@ impl AppendPort {
         self.push_batch_to_slot(token, queue.slot, parts, sizes)
     }
 
-    /// As [`AppendPort::push`], for the queue with this slot.
-    pub(crate) fn push_to_slot(
+    /// As [`AppendPort::push`], for the queues with these slots.
+    pub(crate) fn push_to_slots(
         &mut self,
         token: u64,
         slot: u32,
         message: &MessageParts<'_>,
+        light: &[u32],
     ) -> Result<(), PushError> {
         let measured = Measured::new(message)?;
+        let len = measured.len;
+        let assign_offset = has_queue_offset(message.sys_flag);
+        // The dispatcher makes no entry for such a record, in no queue.
+        let light = if assign_offset { light } else { &[] };
+        if light.len() > LIGHT_MAX {
+            let size = len + LIGHT_BYTES * light.len();
+            let limit = self.limits.record_bytes;
+            return Err(PushError::TooLarge { size, limit });
+        }
         let entry = Entry {
-            len: entry_len(measured.len, self.limits.record_bytes)?,
+            len: entry_len(len, self.limits.record_bytes)?,
             records: 1,
             token,
             slot,
-            assign_offset: has_queue_offset(message.sys_flag),
-            light: 0,
+            assign_offset,
+            light: light.len() as u32,
         };
-        self.push_encoded(entry, |place| measured.write(place))
+        self.push_encoded(entry, |place| {
+            let (list, record) = place.split_at_mut(entry.list_len());
+            if !list.is_empty() {
+                let properties = measured.properties_len() as u32;
+                let numbers = [properties].into_iter().chain(light.iter().copied());
+                for (place, number) in list.chunks_exact_mut(LIGHT_BYTES).zip(numbers) {
+                    place.copy_from_slice(&number.to_ne_bytes());
+                }
+            }
+            measured.write(record);
+        })
     }
 
     /// As [`AppendPort::push_batch`], for the queue with this slot.

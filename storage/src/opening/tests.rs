@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::append_queue::LightQueues;
 use crate::config::StoreConfig;
 use crate::dispatch::Waker;
 use crate::format::consume_entry::ConsumeEntry;
@@ -125,7 +126,8 @@ fn send(config: &StoreConfig, numbers: std::ops::Range<usize>, close: bool) -> V
             body: &[b'a' + (number % 26) as u8; 892],
             properties: &[properties.as_bytes()],
         };
-        port.push(number as u64, &queue, &parts).unwrap();
+        port.push(number as u64, &queue, &parts, LightQueues::NONE)
+            .unwrap();
         port.submit();
         let appended = loop {
             if let Some(result) = port.pop() {

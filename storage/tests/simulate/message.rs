@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use crate::append_queue::{AppendPort, Appended, PushError};
+use crate::append_queue::{AppendPort, Appended, LightQueues, PushError};
 use crate::disk::faulty::Seed;
 use crate::format::batch::{BatchItem, encode_batch, measure_batch, push_item};
 use crate::format::message::{MessageParts, assign, encode_into, encoded_len, sys_flag};
@@ -139,16 +139,16 @@ impl Sent {
 
     pub fn push(&self, port: &mut AppendPort, store: &Store) -> Result<(), PushError> {
         let queue = &store.queue_or_create(self.topic(), self.place.1);
-        let light = self.light_topics().map(|topic| {
+        let mut light = LightQueues::default();
+        for topic in self.light_topics() {
             let queue = store.light_queue(TOPICS[topic], usize::MAX);
-            queue.expect("room for light queues").slot
-        });
-        let light: Vec<u32> = light.collect();
+            light.enter(&queue.expect("room for light queues"));
+        }
         self.with_parts(|parts| {
             if self.is_batch() {
                 port.push_batch(self.token, queue, parts, &mut Vec::new())
             } else {
-                port.push_light(self.token, queue, parts, &light)
+                port.push(self.token, queue, parts, &light)
             }
         })
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use saturnmq_storage::append_queue::{AppendFailure, PushError};
+use saturnmq_storage::append_queue::{AppendFailure, LightQueues, PushError};
 use saturnmq_storage::config::StoreConfig;
 use saturnmq_storage::format::index_entry::IndexShape;
 use saturnmq_storage::format::light;
@@ -19,6 +19,7 @@ use crate::support::{Sender, open, ranges, read_all, small_config, wait_dispatch
 struct Dispatching {
     sender: Sender,
     token: u64,
+    sys_flag: i32,
 }
 
 fn text(names: &[&str]) -> String {
@@ -35,16 +36,16 @@ fn push(
     (properties, body): (&[u8], &[u8]),
 ) -> Result<(), PushError> {
     let queue = store.queue_or_create(topic, 1);
-    let slots: Vec<u32> = names
-        .iter()
-        .map(|name| store.light_queue(name, usize::MAX).expect("room").slot)
-        .collect();
+    let mut light = LightQueues::default();
+    for name in names {
+        light.enter(&store.light_queue(name, usize::MAX).expect("room"));
+    }
     let host = ([127, 0, 0, 1], 10911).into();
     let parts = MessageParts {
         topic,
         queue_id: 1,
         flag: 0,
-        sys_flag: 0,
+        sys_flag: sending.sys_flag,
         born_timestamp: 1_700_000_000_000,
         born_host: host,
         store_host: host,
@@ -55,7 +56,7 @@ fn push(
     };
     sending.token += 1;
     let port = &mut sending.sender.port;
-    port.push_light(sending.token, &queue, &parts, &slots)?;
+    port.push(sending.token, &queue, &parts, &light)?;
     port.submit();
     Ok(())
 }
@@ -80,7 +81,12 @@ fn send(sending: &mut Dispatching, store: &Store, numbers: std::ops::Range<u32>)
 fn opened(config: &StoreConfig) -> (std::sync::Arc<Store>, Dispatching) {
     let mut opened = open(config).expect("open");
     let sender = Sender::new(opened.ports.remove(0));
-    (opened.store, Dispatching { sender, token: 0 })
+    let sending = Dispatching {
+        sender,
+        token: 0,
+        sys_flag: 0,
+    };
+    (opened.store, sending)
 }
 
 /// The bodies of a queue's messages; each has its offset in its property.
@@ -311,6 +317,58 @@ fn a_light_queue_that_was_removed_begins_anew_also_after_a_crash() {
         bodies(&store, "%LMQ%third"),
         (0..20).step_by(3).collect::<Vec<_>>()
     );
+    store.close().expect("close");
+}
+
+#[test]
+fn a_light_queue_that_is_being_removed_takes_nothing_before_its_removal_is_noted() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = small_config(dir.path());
+    let (store, mut sending) = opened(&config);
+    send(&mut sending, &store, 0..3);
+    let removal = store.begin_removal("%LMQ%every").expect("there");
+    let names = ["%LMQ%third", "%LMQ%every"];
+    let properties = text(&names);
+    let what = (properties.as_bytes(), &b"3"[..]);
+    let pushed = push(&mut sending, &store, ("Orders", &names), what);
+    assert_eq!(pushed, Err(PushError::Full));
+    // Others go on.
+    let only = text(&names[..1]);
+    let other = (only.as_bytes(), &b"4"[..]);
+    push(&mut sending, &store, ("Orders", &names[..1]), other).expect("push");
+    sending.sender.wait();
+    store.finish_removal("%LMQ%every", removal).expect("noted");
+    push(&mut sending, &store, ("Orders", &names), what).expect("push");
+    let end = sending.sender.wait().end;
+    wait_dispatched(&store, end);
+    assert_eq!(bodies(&store, "%LMQ%every"), [3]);
+    assert_eq!(bodies(&store, "%LMQ%third"), [0, 4, 3]);
+    store.close().expect("close");
+}
+
+#[test]
+fn a_record_without_a_queue_offset_takes_none_in_light_queues() {
+    use saturnmq_storage::format::message::sys_flag::{PREPARED, ROLLBACK};
+
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = small_config(dir.path());
+    let (store, mut sending) = opened(&config);
+    send(&mut sending, &store, 0..1);
+    let names = ["%LMQ%every"];
+    let properties = text(&names);
+    for sys_flag in [PREPARED, ROLLBACK] {
+        sending.sys_flag = sys_flag;
+        let what = (properties.as_bytes(), &b"none"[..]);
+        push(&mut sending, &store, ("Orders", &names), what).expect("push");
+        sending.sender.wait();
+    }
+    sending.sys_flag = 0;
+    send(&mut sending, &store, 1..3);
+    assert_eq!(bodies(&store, "%LMQ%every"), [0, 1, 2]);
+    store.close().expect("close");
+    check_files(&config);
+    let (store, _sending) = opened(&config);
+    assert_eq!(bodies(&store, "%LMQ%every"), [0, 1, 2]);
     store.close().expect("close");
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use saturnmq_storage::append_queue::{AppendPort, Appended};
+use saturnmq_storage::append_queue::{AppendPort, Appended, LightQueues};
 use saturnmq_storage::config::{PullLimits, StoreConfig};
 use saturnmq_storage::dispatch::Waker;
 use saturnmq_storage::error::OpenError;
@@ -223,7 +223,8 @@ impl Sender {
             properties: &[properties],
         };
         self.token += 1;
-        self.port.push(self.token, queue, &parts).expect("push");
+        let pushed = self.port.push(self.token, queue, &parts, LightQueues::NONE);
+        pushed.expect("push");
         self.port.submit();
     }
 

@@ -113,7 +113,7 @@ fn send(rig: &mut Rig, messages: u64) -> i64 {
     };
     let (mut sent, mut answered, mut first_ms) = (0, 0, i64::MAX);
     for turn in 0..1_000_000 {
-        while sent < messages && rig.port.push_to_slot(sent, 0, &parts).is_ok() {
+        while sent < messages && rig.port.push_to_slots(sent, 0, &parts, &[]).is_ok() {
             sent += 1;
         }
         rig.port.submit();

@@ -113,7 +113,7 @@ impl Sent {
             if self.is_batch() {
                 port.push_batch_to_slot(self.token, self.slot, parts, &mut Vec::new())
             } else {
-                port.push_to_slot(self.token, self.slot, parts)
+                port.push_to_slots(self.token, self.slot, parts, &[])
             }
         })
     }
