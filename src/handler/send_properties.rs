@@ -25,6 +25,10 @@ use crate::transaction::half::Digits;
 const TIMER: &str = "transaction messages and batches cannot be messages for a time (properties \
                      TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS)";
 
+const UNQUEUED: &str = "sysFlag has the bits of a prepared (4) or rolled back (12) transaction, \
+                        and the message is no transaction message (property TRAN_MSG): nobody \
+                        would get it";
+
 const OFFSETS: &str = "messages of a batch cannot have the property INNER_MULTI_QUEUE_OFFSET: only \
                        the broker says where a message stands";
 
@@ -62,7 +66,11 @@ pub fn asked(
     let delay = delay_level(scan, send.properties)?;
     let illegal = |remark| Err(send_checks::refused(broker, MESSAGE_ILLEGAL, remark));
     // A delayed retry of what once was a half message is none.
-    let half = is_half(scan, send) && !(send.reconsume_times > 0 && delay > 0);
+    let was_half = is_half(scan, send);
+    let half = was_half && !(send.reconsume_times > 0 && delay > 0);
+    if !was_half && !sys_flag::is_queued(send.sys_flag) {
+        return illegal(UNQUEUED);
+    }
     if half && delay > 0 {
         return illegal(
             "a transaction message (property TRAN_MSG) cannot be delayed (property DELAY)",
@@ -158,11 +166,12 @@ pub struct Stored<'a> {
 }
 
 impl Stored<'_> {
-    /// The system flag: a half message is an ordinary one in its topic.
+    /// The system flag: a half message is an ordinary one in its topic, and so is a retry of what
+    /// once was one, which clients before 4.6.1 send as a prepared message.
     pub fn sys_flag(&self, asked: i32) -> i32 {
         match self.half {
             true => asked & !sys_flag::TRANSACTION,
-            false => asked,
+            false => sys_flag::queued(asked),
         }
     }
 

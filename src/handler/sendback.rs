@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use saturnmq_net::messages::send::SendBack;
 use saturnmq_storage::append_queue::PushError;
-use saturnmq_storage::format::message::MessageParts;
+use saturnmq_storage::format::message::{MessageParts, sys_flag};
 use saturnmq_storage::format::record::Record;
 
 use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR, WorkJob};
@@ -195,7 +195,7 @@ fn append(
         topic: &topic_name,
         queue_id,
         flag: record.flag(),
-        sys_flag: record.sys_flag(),
+        sys_flag: sys_flag::queued(record.sys_flag()),
         born_timestamp: record.born_timestamp(),
         born_host: record.born_host(),
         store_host: broker.store_host,

@@ -277,7 +277,7 @@ impl AppendPort {
     ) -> Result<(), PushError> {
         let measured = Measured::new(message)?;
         let len = measured.len;
-        let assign_offset = has_queue_offset(message.sys_flag);
+        let assign_offset = sys_flag::is_queued(message.sys_flag);
         // The dispatcher makes no entry for such a record, in no queue.
         let light = if assign_offset { light } else { &[] };
         if light.len() > LIGHT_MAX {
@@ -321,7 +321,7 @@ impl AppendPort {
             records: sizes.len() as u32,
             token,
             slot,
-            assign_offset: has_queue_offset(parts.sys_flag),
+            assign_offset: sys_flag::is_queued(parts.sys_flag),
             light: 0,
         };
         let mut encoded = Ok(());
@@ -403,12 +403,6 @@ impl AppendPort {
     pub fn is_abandoned(&self) -> bool {
         self.results.is_abandoned()
     }
-}
-
-/// Prepared and rollback records get queue offset 0 and do not advance their queue.
-fn has_queue_offset(flags: i32) -> bool {
-    let kind = flags & sys_flag::TRANSACTION;
-    kind != sys_flag::PREPARED && kind != sys_flag::ROLLBACK
 }
 
 fn entry_len(size: usize, limit: usize) -> Result<u32, PushError> {

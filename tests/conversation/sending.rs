@@ -163,3 +163,68 @@ fn an_ordered_message_at_its_limit_is_dead_for_older_clients() {
         assert_eq!(end(&mut talk, &retry), 1 - dead, "{group}");
     }
 }
+
+/// What a client sends to have a message of its group `g` again, with these bits in `sysFlag`.
+fn retry<'a>(
+    sys_flag: &'a str,
+    properties: &'a str,
+    reconsumed: &'a str,
+) -> Vec<(&'a str, &'a str)> {
+    let mut fields = vec![
+        ("producerGroup", "p"),
+        ("topic", "%RETRY%g"),
+        ("defaultTopic", "TBW102"),
+        ("defaultTopicQueueNums", "4"),
+        ("queueId", "0"),
+        ("sysFlag", sys_flag),
+        ("bornTimestamp", "1"),
+        ("flag", "0"),
+        ("properties", properties),
+    ];
+    fields.extend([("reconsumeTimes", reconsumed), ("maxReconsumeTimes", "2")]);
+    fields
+}
+
+#[test]
+fn a_message_that_is_acknowledged_can_be_pulled_whatever_its_transaction_bits_are() {
+    let (running, _dir) = broker(&["--set", "messageDelayLevel=1s 1s"]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"0");
+    let (mut topic, mut accepted) = (Vec::new(), 1);
+    for bits in ["4", "12", "8"] {
+        for properties in ["", "DELAY\u{1}1\u{2}", "TRAN_MSG\u{1}no\u{2}"] {
+            let mut fields = send_fields("T", "0", properties, "false");
+            fields[5].1 = bits;
+            let answer = talk.ask(310, &fields, b"x");
+            topic.push(answer.code);
+            accepted += i64::from(answer.code == 0);
+            if answer.code != 0 {
+                assert!(answer.remark.contains("sysFlag"), "{answer:?}");
+            }
+        }
+    }
+    assert_eq!(topic, [13, 13, 13, 13, 13, 13, 0, 0, 0]);
+    let last = Pull {
+        wait_ms: 15_000,
+        ..Pull::of("T", accepted - 1)
+    };
+    assert_eq!(talk.pull(&last).code, 0, "the delayed one comes, too");
+    // As clients before 4.6.1 send what was a half message: again, and when it is dead.
+    let properties = "TRAN_MSG\u{1}true\u{2}DELAY\u{1}1\u{2}";
+    for (offset, bits) in [(0, "4"), (1, "12")] {
+        assert_eq!(
+            talk.ask(10, &retry(bits, properties, "1"), b"again").code,
+            0
+        );
+        let again = talk.pull(&Pull {
+            group: "g",
+            wait_ms: 15_000,
+            ..Pull::of("%RETRY%g", offset)
+        });
+        assert_eq!(again.code, 0, "{again:?}");
+        assert_eq!(records(&again.body)[0].1, b"again");
+    }
+    assert_eq!(talk.ask(10, &retry("4", properties, "3"), b"dead").code, 0);
+    let end = talk.ask(30, &[("topic", "%DLQ%g"), ("queueId", "0")], b"");
+    assert_eq!(end.number("offset"), 1);
+}

@@ -70,6 +70,22 @@ pub mod sys_flag {
     pub const INNER_BATCH: i32 = 0x80;
     /// Mask of the compression type.
     pub const COMPRESSION: i32 = 0x700;
+
+    /// Whether a record gets a queue offset and an entry: prepared and rollback ones get none.
+    #[must_use]
+    pub const fn is_queued(flags: i32) -> bool {
+        let kind = flags & TRANSACTION;
+        kind != PREPARED && kind != ROLLBACK
+    }
+
+    /// The flags of a record that gets them all the same: without bits that deny it.
+    #[must_use]
+    pub const fn queued(flags: i32) -> i32 {
+        match is_queued(flags) {
+            true => flags,
+            false => flags & !TRANSACTION,
+        }
+    }
 }
 
 /// What a record is made of. Of a batch, `body` is the client's batch body and `properties`
