@@ -50,6 +50,18 @@ pub enum OpenError {
         /// Process that holds the lock, where the system tells.
         holder: Option<i32>,
     },
+    /// The commit log, which lies elsewhere than in this store, is another store's, too.
+    #[error(
+        "the commit log in {} is in use{}; stop the other broker or use another storePathCommitLog",
+        directory.display(),
+        holder.map(|pid| format!(" by process {pid}")).unwrap_or_default()
+    )]
+    LogLocked {
+        /// The log's directory.
+        directory: PathBuf,
+        /// Process that holds the lock of the store around it, where the system tells.
+        holder: Option<i32>,
+    },
     /// A file that does not belong where it stands, has the wrong length or is missing, or queues
     /// kept in RocksDB.
     #[error(transparent)]

@@ -33,6 +33,7 @@ pub mod timer;
 pub mod trial;
 pub mod watermarks;
 
+mod apart;
 mod append;
 mod commit_log;
 mod flusher;

@@ -30,6 +30,8 @@ pub struct StoreLock {
     _file: File,
     /// Held open: closing it releases the directory's lock.
     _directory: File,
+    /// Likewise that of the log's directory, which another store may name as its own.
+    log: Option<File>,
     identity: (u64, u64),
 }
 
@@ -67,7 +69,7 @@ impl StoreLock {
         {
             return Err(locked(root, Some(std::process::id() as i32)));
         }
-        let directory = lock_directory(root)?;
+        let directory = lock_directory(root, || locked(root, holder_of(&path)))?;
         let mut file = open_lock_file(&path)?;
         let details = file.metadata().map_err(FileError::at("look at", &path))?;
         let identity = (details.dev(), details.ino());
@@ -77,8 +79,34 @@ impl StoreLock {
         Ok(StoreLock {
             _file: file,
             _directory: directory,
+            log: None,
             identity,
         })
+    }
+
+    /// Fails if a broker has the store open that the log's directory `log` lies in, unless that is
+    /// the store at `root`; Apache's brokers lock nothing else. Creates and changes nothing.
+    pub fn look_around(log: &Path, root: &Path) -> Result<(), OpenError> {
+        let Ok(log) = log.canonicalize() else {
+            return Ok(());
+        };
+        let root = root.canonicalize().ok();
+        for around in log.ancestors().take(2) {
+            if Some(around) == root.as_deref() {
+                continue;
+            }
+            // Whatever else stands there is no store.
+            if let Ok(Some(pid)) = holder(around) {
+                return Err(log_locked(&log, Some(pid)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the log's directory as well, which must exist; fails at once if a store has it.
+    pub fn take_log(&mut self, log: &Path) -> Result<(), OpenError> {
+        self.log = Some(lock_directory(log, || log_locked(log, None))?);
+        Ok(())
     }
 }
 
@@ -138,6 +166,13 @@ fn locked(root: &Path, holder: Option<i32>) -> OpenError {
     }
 }
 
+fn log_locked(log: &Path, holder: Option<i32>) -> OpenError {
+    OpenError::LogLocked {
+        directory: log.to_path_buf(),
+        holder: holder.filter(|pid| *pid > 0),
+    }
+}
+
 fn open_lock_file(path: &Path) -> Result<File, OpenError> {
     let opened = medium::name(path, || {
         let mut options = OpenOptions::new();
@@ -158,19 +193,16 @@ fn open_lock_file(path: &Path) -> Result<File, OpenError> {
     })
 }
 
-/// The store's directory, locked against other processes of ours whatever becomes of the file
-/// `lock`. Filesystems that lock no directories do without.
-fn lock_directory(root: &Path) -> Result<File, OpenError> {
+/// A directory of the store, locked against other processes of ours whatever becomes of the file
+/// `lock`; `taken` says that it is. Filesystems that lock no directories do without.
+fn lock_directory(root: &Path, taken: impl FnOnce() -> OpenError) -> Result<File, OpenError> {
     let directory = File::open(root).map_err(FileError::at("open", root))?;
     match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => {
-            let holder = holder_of(&root.join("lock"));
-            return Err(locked(root, holder));
-        }
+        Err(Errno::WOULDBLOCK) => return Err(taken()),
         Err(error) => tracing::info!(
-            root = %root.display(), %error,
-            "the store's directory cannot be locked; nothing but the file `lock` protects it"
+            directory = %root.display(), %error,
+            "a directory of the store cannot be locked; nothing but the file `lock` protects it"
         ),
     }
     Ok(directory)

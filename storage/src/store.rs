@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use chrono::Timelike;
 
+use crate::apart;
 use crate::append_queue::AppendPort;
 use crate::commit_log::LogStatus;
 use crate::config::{RetentionConfig, StoreConfig};
@@ -177,12 +178,15 @@ impl Store {
         if let Some(path) = &config.commit_log_dir {
             layout = layout.with_commit_log(path);
         }
+        apart::check(&layout).map_err(OpenError::Config)?;
         check_kinds(&layout)?;
         StoreLock::look(layout.root())?;
+        StoreLock::look_around(layout.commit_log(), layout.root())?;
         foreign::examine(&layout, config.commit_log_file_size)?;
         make_directory(layout.root())?;
-        let lock = StoreLock::take(layout.root())?;
+        let mut lock = StoreLock::take(layout.root())?;
         make_directories(&layout)?;
+        lock.take_log(layout.commit_log())?;
         let started = Instant::now();
         let recovered = recover(config, &layout)?;
         let report = &recovered.report;

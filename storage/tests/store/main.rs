@@ -15,6 +15,7 @@ mod killed;
 mod lent;
 mod light;
 mod matrix;
+mod places;
 mod removed;
 mod retention;
 mod running;
