@@ -5,7 +5,6 @@
 //! every group it registered with.
 
 use std::collections::{HashMap, HashSet};
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,65 +12,20 @@ use arc_swap::ArcSwap;
 use papaya::HashMap as LockFreeMap;
 pub use saturnmq_net::messages::heartbeat::{ConsumeFromWhere, ConsumeType, MessageModel};
 
-use saturnmq_net::command::Language;
-
 use crate::answer::Channel;
 use crate::core::off_the_cores;
 use crate::subscription::{Subscription, follow_selectors};
 
 mod full;
+mod member;
 
 pub use full::ClientsFull;
+pub use member::Member;
+
 use full::{MAX_GROUPS_PER_CHANNEL, PRODUCER_BYTES_MAX, SUBSCRIPTION_BYTES_MAX, producer_bytes};
 
 /// A producer not renewed by a heartbeat for this long is dropped, in milliseconds.
 pub const CHANNEL_EXPIRED_MS: i64 = 120_000;
-
-/// One client of a group: a connection and what its last heartbeat said.
-#[derive(Debug)]
-pub struct Member {
-    /// The connection.
-    pub channel: Channel,
-    /// Client id.
-    pub client_id: Arc<str>,
-    /// Language of the client.
-    pub language: Language,
-    /// Protocol version of the client.
-    pub version: i32,
-    /// Address of the client.
-    pub peer: SocketAddr,
-    last_seen_ms: AtomicI64,
-}
-
-impl Member {
-    /// A member seen at `steady_ms`.
-    pub fn new(
-        channel: Channel,
-        client_id: &str,
-        language: Language,
-        version: i32,
-        peer: SocketAddr,
-        steady_ms: i64,
-    ) -> Self {
-        Self {
-            channel,
-            client_id: Arc::from(client_id),
-            language,
-            version,
-            peer,
-            last_seen_ms: AtomicI64::new(steady_ms),
-        }
-    }
-
-    /// When the client's last heartbeat arrived, by [`crate::core::steady_ms`].
-    pub fn last_seen_ms(&self) -> i64 {
-        self.last_seen_ms.load(Ordering::Relaxed)
-    }
-
-    fn seen(&self, steady_ms: i64) {
-        self.last_seen_ms.store(steady_ms, Ordering::Relaxed);
-    }
-}
 
 /// What is known of a consumer group at one moment.
 #[derive(Debug, Clone, Default)]
@@ -609,6 +563,9 @@ fn without(members: &[Arc<Member>], channel: Channel) -> Vec<Arc<Member>> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
+    use saturnmq_net::command::Language;
     use saturnmq_net::messages::heartbeat::SubscriptionData;
 
     use super::*;

@@ -89,6 +89,7 @@ fn sources() -> Vec<(String, String)> {
 fn product_part(text: &str) -> &str {
     let stands_here = |at: &usize| {
         let module = text[*at..].lines().nth(2);
+        let module = module.map(|line| line.trim_start_matches("pub(crate) "));
         module.is_some_and(|line| line.starts_with("mod ") && line.ends_with('{'))
     };
     text.match_indices("\n#[cfg(test)]\n")

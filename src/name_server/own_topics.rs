@@ -4,9 +4,9 @@ use super::{NameServer, queues_of};
 use crate::topics::{TopicConfig, Topics};
 
 impl NameServer {
-    /// Enters those of `names` that are topics of `broker`, the broker of this process: all of them
-    /// if they are `renewed`, else those that are missing. `mask` takes from a topic what the broker
-    /// does not permit. Whatever else is shown as one of its topics goes.
+    /// Enters those of `names` that are topics of `broker`, the broker of this process: all of
+    /// them if they are `renewed`, else those that are missing. `mask` takes from a topic what the
+    /// broker does not permit. Whatever else is shown as one of its topics goes.
     ///
     /// Each is looked up and entered while the table of topics is locked, as changes are when they
     /// are made: what is made, altered or removed meanwhile stays so.
