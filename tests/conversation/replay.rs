@@ -33,7 +33,7 @@ const CODES: [i64; 21] = [
 ];
 
 /// Case (start of its mark), the code answered instead, and why.
-const DIFFERENCES: [(&str, i32, &str); 11] = [
+const DIFFERENCES: [(&str, i32, &str); 12] = [
     (
         "320 batch with a broken body",
         13,
@@ -78,6 +78,11 @@ const DIFFERENCES: [(&str, i32, &str); 11] = [
         "15 missing commitOffset",
         26,
         "5.3 looks at the group first",
+    ),
+    (
+        "310 sysFlag prepared without TRAN_MSG",
+        13,
+        "Apache stores it and shows it to nobody",
     ),
     ("310 missing topic field", 1, "the missing field is named"),
     ("310 no ext at all", 1, "the missing field is named"),
