@@ -51,7 +51,13 @@ impl JsonWriter {
     }
 
     fn quoted(&mut self, text: &str) {
+        let plain = |byte: &u8| matches!(byte, 0x20..0x7f) && !matches!(byte, b'"' | b'\\');
         self.out.push('"');
+        if text.as_bytes().iter().all(plain) {
+            self.out.push_str(text);
+            self.out.push('"');
+            return;
+        }
         for c in text.chars() {
             match c {
                 '"' => self.out.push_str("\\\""),
