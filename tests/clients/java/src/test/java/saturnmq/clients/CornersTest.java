@@ -34,7 +34,7 @@ class CornersTest {
     void aGroupWithALongNameConsumes() throws Exception {
         try (Clients clients = new Clients()) {
             String topic = Cluster.createTopic("corner-long", 1);
-            String group = Cluster.unique("long");
+            String group = Cluster.unique("corner-long");
             group += "x".repeat(130 - group.length());
             Inbox inbox = new Inbox();
             clients.push(group, topic, "*", inbox);
@@ -50,7 +50,7 @@ class CornersTest {
         try (Clients clients = new Clients()) {
             String topic = Cluster.createTopic("corner-waiting", 1);
             String other = Cluster.createTopic("corner-others", 1);
-            DefaultMQPullConsumer consumer = clients.pull(Cluster.unique("waiting"), topic);
+            DefaultMQPullConsumer consumer = clients.pull(Cluster.unique("corner-waiting"), topic);
             MessageQueue queue = Cluster.queues(topic).get(0);
             assertEquals(PullStatus.NO_NEW_MSG,
                 consumer.pull(queue, "*", 0, 8).getPullStatus());
@@ -73,7 +73,7 @@ class CornersTest {
     void aMessageThatMayNotBeRetriedIsDeadAfterTheFirstAttempt() throws Exception {
         try (Clients clients = new Clients()) {
             String topic = Cluster.createTopic("corner-once", 1);
-            String group = Cluster.unique("once");
+            String group = Cluster.unique("corner-once");
             Inbox inbox = new Inbox();
             DefaultMQPushConsumer consumer = clients.push(group);
             consumer.setMaxReconsumeTimes(0);
@@ -119,7 +119,7 @@ class CornersTest {
             String topic = Cluster.createTopic("corner-back", 1);
             Inbox inbox = new Inbox();
             DefaultMQPushConsumer consumer =
-                clients.push(Cluster.unique("back"), topic, "*", inbox);
+                clients.push(Cluster.unique("corner-back"), topic, "*", inbox);
             Clients.seed(topic, "t", "back", 1);
             MessageExt message = inbox.await(1).get(0);
             message.setCommitLogOffset(1L << 40);

@@ -11,6 +11,7 @@ import java.util.stream.Collectors;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.store.ReadOffsetType;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.junit.jupiter.api.Test;
@@ -97,6 +98,8 @@ class OrderlyTest {
                 owned(leaving, topic) == 2 && owned(staying, topic) == 2);
             send(topic, "both", 8);
             inbox.await(8);
+            // A message is done with only after its listener has returned.
+            Await.until("the progress of the one that leaves", () -> progress(leaving, topic) == 4);
             leaving.shutdown();
             Await.until("all queues again", () -> owned(staying, topic) == 4);
             send(topic, "heir", 8);
@@ -122,6 +125,13 @@ class OrderlyTest {
     private static long owned(DefaultMQPushConsumer member, String topic) {
         return member.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable()
             .keySet().stream().filter(queue -> queue.getTopic().equals(topic)).count();
+    }
+
+    private static long progress(DefaultMQPushConsumer member, String topic) {
+        return member.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable()
+            .keySet().stream().filter(queue -> queue.getTopic().equals(topic))
+            .mapToLong(queue -> member.getDefaultMQPushConsumerImpl().getOffsetStore()
+                .readOffset(queue, ReadOffsetType.READ_FROM_MEMORY)).sum();
     }
 
     private static DefaultMQPushConsumer member(Clients clients, String group, String topic,
