@@ -6,6 +6,7 @@
 //! queues and index have an entry for every readable record and none beyond the log's end, and
 //! behind that end the log's file holds zeros only.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -413,7 +414,9 @@ impl Opening<'_> {
     ) -> Result<ScanEnd, OpenError> {
         let (from, strict_from) = (pass.from, pass.strict_from);
         let clean = self.former.is_closed();
-        let accepts = |record: &Record<'_>, later| self.proves(table, record, later);
+        let last_stored = Cell::new(i64::MIN);
+        let accepts =
+            |record: &Record<'_>, later| self.proves(table, record, later, last_stored.get());
         let acknowledged = |record: &Record<'_>| self.was_acknowledged(table, record);
         let range = ScanRange {
             bases: &self.bases,
@@ -433,15 +436,9 @@ impl Opening<'_> {
             },
             check_crc: self.config.check_crc_on_recover,
         };
-        // Of a cleanly closed store the last indexed record is indexed whole; after a crash perhaps
-        // not.
-        let mark = index
-            .and_then(Index::mark)
-            .map_or(0, |mark| mark.header.end_offset.max(0));
-        let indexed_to = mark as u64 + u64::from(clean && mark > 0);
         let delays = &self.config.delay_levels_ms;
         let mut rebuild = Rebuild::new(table, index, &self.known, delays);
-        rebuild.indexed_to = indexed_to;
+        rebuild.indexed_to = indexed_to(index, clean);
         rebuild.known_below = pass.known_below;
         rebuild.removed = Some(&self.removed).filter(|removed| !removed.is_empty());
         rebuild.whole = pass.whole;
@@ -453,6 +450,9 @@ impl Opening<'_> {
         let tells = !self.whole;
         let found = scan(&mut window, &range, &mut |scanned| {
             progress.at(scanned.offset);
+            if !scanned.damaged {
+                last_stored.set(scanned.record.store_timestamp());
+            }
             if tells {
                 self.tell_moved(&scanned);
             }
@@ -466,13 +466,9 @@ impl Opening<'_> {
             in_flight_from: range.in_flight_from,
         });
         progress.done(found.end);
-        let batches = rebuild.inner_batches;
-        let note = format!("{batches} records of batch queues (BatchCQ) stay in the log unread");
-        self.report.notes.extend((batches > 0).then_some(note));
         self.report.scanned_bytes += found.end - from;
-        self.report.rebuilt_entries += rebuild.entries;
-        self.report.replaced_entries += rebuild.replaced;
         self.unindexed = rebuild.unindexed;
+        note_made(&mut self.report, &rebuild);
         Ok(found)
     }
 
@@ -544,6 +540,25 @@ fn host_mappings() -> usize {
         .ok()
         .and_then(|text| text.trim().parse().ok())
         .unwrap_or(usize::MAX)
+}
+
+/// Log offset up to which records are indexed.
+fn indexed_to(index: Option<&Index>, clean: bool) -> u64 {
+    let mark = index
+        .and_then(Index::mark)
+        .map_or(0, |mark| mark.header.end_offset.max(0));
+    // Of a cleanly closed store the last indexed record is indexed whole; after a crash perhaps
+    // not.
+    mark as u64 + u64::from(clean && mark > 0)
+}
+
+/// What a walk made.
+fn note_made(report: &mut OpenReport, rebuild: &Rebuild<'_>) {
+    let batches = rebuild.inner_batches;
+    let note = format!("{batches} records of batch queues (BatchCQ) stay in the log unread");
+    report.notes.extend((batches > 0).then_some(note));
+    report.rebuilt_entries += rebuild.entries;
+    report.replaced_entries += rebuild.replaced;
 }
 
 fn report_damage(found: &ScanEnd, window: &LogWindow) {

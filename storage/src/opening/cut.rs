@@ -1,6 +1,7 @@
 //! The end of the log on disk: nothing but zeros behind it, and what stands before it durable.
 
 use std::fs::{File, OpenOptions};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::{Opening, make_directory};
@@ -45,27 +46,20 @@ impl Opening<'_> {
                 }
                 _ => file_end,
             };
-            let records = match self.former {
-                FormerRun::Bounded(_) => count_records(&mut self.window, end, to)?,
-                // What a crash leaves there are zeros, all that is looked at otherwise.
-                FormerRun::Unbounded => {
-                    let near = to.min(end.saturating_add(COUNTED_BYTES));
-                    count_records(&mut self.window, end, near)?
-                }
-                FormerRun::Closed => 0,
-            };
-            if records > 0 {
-                tracing::warn!(
-                    end,
-                    records,
-                    "whole messages stand behind a bad place that a power cut can have left: the \
-                     log is cut there, and they are zeroed. If the power did not fail, the disk \
-                     did"
-                );
-            }
+            let records = self.count_cut(end, to)?;
+            self.tell_cut(end, records);
             self.window.forget();
             self.report.wiped_bytes = to - end;
-            wipe(&mut self.window, end, to)?;
+            let wiped = wipe(&mut self.window, end, to)?;
+            // Without a reason it is the blank before a file that was not made.
+            if records == 0 && found.reason.is_some() && !wiped.is_empty() {
+                tracing::warn!(
+                    end,
+                    from = wiped.start,
+                    to = wiped.end,
+                    "bytes that are no whole message stood behind the log's end and were zeroed"
+                );
+            }
         }
         self.window.forget();
         if !believed {
@@ -75,6 +69,34 @@ impl Opening<'_> {
             uncache(&self.window.path_of(end));
         }
         Ok(())
+    }
+
+    /// Whole messages behind the log's end that are about to be zeroed.
+    fn count_cut(&mut self, end: u64, to: u64) -> Result<u64, FileError> {
+        let near = match self.former {
+            // What a crash leaves there are zeros, all that is looked at otherwise.
+            FormerRun::Unbounded => to.min(end.saturating_add(COUNTED_BYTES)),
+            FormerRun::Bounded(_) | FormerRun::Closed => to,
+        };
+        count_records(&mut self.window, end, near)
+    }
+
+    fn tell_cut(&self, end: u64, records: u64) {
+        match self.former {
+            _ if records == 0 => {}
+            FormerRun::Closed => tracing::warn!(
+                end,
+                records,
+                "whole messages stand behind the end of a log that was closed in order, and \
+                 nothing says that they belong to it: they are zeroed"
+            ),
+            FormerRun::Bounded(_) | FormerRun::Unbounded => tracing::warn!(
+                end,
+                records,
+                "whole messages stand behind a bad place that a power cut can have left: the log \
+                 is cut there, and they are zeroed. If the power did not fail, the disk did"
+            ),
+        }
     }
 
     /// Takes the files that begin behind the log's end out of its directory. Up to `written_to` a
@@ -202,11 +224,13 @@ fn put_aside(path: &Path, directory: &Path) -> Result<(), OpenError> {
     ))?)
 }
 
-/// Zeroes whatever is not zero in `[from, to)`, which lies in one file, durably.
-fn wipe(window: &mut LogWindow, from: u64, to: u64) -> Result<(), OpenError> {
+/// Zeroes whatever is not zero in `[from, to)`, which lies in one file, durably; from where to
+/// where that was.
+fn wipe(window: &mut LogWindow, from: u64, to: u64) -> Result<Range<u64>, OpenError> {
     let path = window.path_of(from);
     let base = window.base_of(from);
     let mut file: Option<File> = None;
+    let mut wiped = 0..0;
     let mut at = from;
     while at < to {
         let size = (WIPE_BYTES as u64 - at % WIPE_BYTES as u64).min(to - at) as usize;
@@ -229,6 +253,9 @@ fn wipe(window: &mut LogWindow, from: u64, to: u64) -> Result<(), OpenError> {
             let zeros = vec![0; dirty.len()];
             medium::write_at(&opened, &zeros, at - base + dirty.start as u64)
                 .map_err(FileError::at("zero the end of", &path))?;
+            let first = at + dirty.start as u64;
+            wiped.start = if wiped.is_empty() { first } else { wiped.start };
+            wiped.end = at + dirty.end as u64;
             file = Some(opened);
         }
         at += size as u64;
@@ -236,7 +263,7 @@ fn wipe(window: &mut LogWindow, from: u64, to: u64) -> Result<(), OpenError> {
     if let Some(file) = file {
         medium::sync_file(&file).map_err(FileError::at("sync", &path))?;
     }
-    Ok(())
+    Ok(wiped)
 }
 
 /// Drops what the page cache holds of a file that was synced before: direct writes over cached

@@ -3,7 +3,7 @@
 use super::Opening;
 use crate::format::record::Record;
 use crate::former_run::FormerRun;
-use crate::queue_table::QueueTable;
+use crate::queue_table::{Queue, QueueTable};
 use crate::recovery::Proof;
 
 impl Opening<'_> {
@@ -51,7 +51,14 @@ impl Opening<'_> {
     }
 
     /// Whether a record, perhaps in a later file, shows that everything before it was on the disk.
-    pub(super) fn proves(&self, table: &QueueTable, record: &Record<'_>, later: bool) -> bool {
+    /// `after` is the store time of the last whole record before the bad place, in milliseconds.
+    pub(super) fn proves(
+        &self,
+        table: &QueueTable,
+        record: &Record<'_>,
+        later: bool,
+        after: i64,
+    ) -> bool {
         if self.former == FormerRun::Unbounded {
             return record.store_timestamp() < self.synced_before;
         }
@@ -66,11 +73,26 @@ impl Opening<'_> {
         let put_back = self.config.rebuild_queues && self.resume.is_some();
         match self.former {
             FormerRun::Closed if put_back => goes_on || has_entry(),
-            // Apache leaves old records behind the end of a log that it cut, in the same file; of
-            // the last ones that count the queues have entries.
-            FormerRun::Closed => has_entry() || ((later || queue.max_offset() == 0) && goes_on),
+            // Nothing was in flight.
+            FormerRun::Closed => {
+                has_entry()
+                    || (goes_on
+                        && (later
+                            || queue.max_offset() == 0
+                            || (self.lagged(&queue) && record.store_timestamp() >= after)))
+            }
             FormerRun::Bounded(_) | FormerRun::Unbounded => goes_on || has_entry(),
         }
+    }
+
+    /// Whether a queue's files did not end with the last record that was met: then it says nothing
+    /// that it has no entry for the next one. Apache leaves old records behind the end of a log
+    /// that it cut, in the same file: older ones than those before the end, and such that a queue
+    /// which is there has no entries of.
+    fn lagged(&self, queue: &Queue) -> bool {
+        let known = self.known.get(&*queue.topic);
+        let known = known.and_then(|queues| queues.get(&queue.queue_id));
+        known.is_none_or(|known| known.next != queue.max_offset())
     }
 
     /// Whether a record shows that by itself: it was dispatched, which happens only once everything

@@ -455,7 +455,7 @@ fn a_start_killed_at_any_step_after_an_orderly_stop_changes_nothing() {
         close(store);
         lose(store, "index");
     });
-    check("resume point and queues lost", |store| {
+    let whole = check("resume point and queues lost", |store| {
         close(store);
         lose(store, "saturnmq.resume");
         lose(store, "consumequeue");
@@ -466,6 +466,17 @@ fn a_start_killed_at_any_step_after_an_orderly_stop_changes_nothing() {
             lose(store, name);
         }
     });
+    for lost in [
+        &["saturnmq.resume", "consumequeue"][..],
+        &["saturnmq.resume"],
+    ] {
+        let kept = check("damage in the newest file, evidence lost", |store| {
+            close(store);
+            damage(store, ALL - 4);
+            lost.iter().for_each(|name| lose(store, name));
+        });
+        assert_eq!(kept.log_end, whole.log_end);
+    }
     check("the last record damaged", |store| {
         close(store);
         damage(store, ALL - 1);

@@ -303,6 +303,21 @@ fn a_damaged_record_is_reported_with_its_place_and_never_served() {
 }
 
 #[test]
+fn damage_in_apaches_closed_log_costs_only_itself_where_the_queues_are_to_be_made_again() {
+    let golden = unpack("crc-last-file-clean-4.9.7");
+    let opened = open(&golden.config).expect("open");
+    let end = opened.report.log_end;
+    opened.store.close().expect("close");
+    let golden = unpack(&golden.name);
+    std::fs::remove_dir_all(golden.config.root.join("consumequeue")).expect("remove");
+    let opened = open(&golden.config).expect("open");
+    assert_eq!(opened.report.log_end, end);
+    assert_eq!(opened.report.damaged_records, 1);
+    check_messages(&golden, &opened.store);
+    opened.store.close().expect("close");
+}
+
+#[test]
 fn a_store_opened_twice_is_the_same_store() {
     for name in [
         "rolled-kill9-4.9.7",

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use saturnmq_storage::config::{FlushMode, StoreConfig};
 
 use crate::damage::{BODY, COUNT, crashed, flip, forget_entries, rebooted, served, without};
+use crate::heard::hear;
 use crate::support::{Sender, copy_store, open};
 
 /// The log's files by name.
@@ -339,4 +340,78 @@ fn first_files_that_retention_can_have_taken_are_not_missed() {
     // What retention took is not missed after an orderly stop.
     let opened = open(&config).expect("open");
     opened.store.close().expect("close");
+}
+
+/// What says where the log ended, of a store that was closed.
+const EVIDENCE: [&str; 3] = ["saturnmq.resume", "saturnmq.resume.tmp", "consumequeue"];
+
+#[test]
+fn damage_after_an_orderly_stop_costs_only_the_damaged_records_whatever_else_is_lost() {
+    for more in [&["index"][..], &[]] {
+        // A body, a size, a magic number; in the newest file.
+        for (lost, at) in [(193usize, 500), (194, 1), (195, 5)] {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let (config, places) = closed(dir.path());
+            flip(&config, places[lost] + at);
+            lose(dir.path(), &[&EVIDENCE[..], more].concat());
+            let opened = open(&config).expect("open");
+            assert_eq!(served(&opened), without(&[lost as u32]), "byte {at}");
+            assert_eq!(opened.report.log_end, end_of(&places), "byte {at}");
+            assert_eq!(opened.report.damaged_records, 1, "byte {at}");
+            opened.store.close().expect("close");
+        }
+    }
+}
+
+#[test]
+fn what_is_cut_off_a_closed_log_is_told_with_its_place_and_number() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let (config, places) = closed(dir.path());
+    flip(&config, places[199] + 500);
+    lose(dir.path(), &EVIDENCE);
+    let (opened, heard) = hear(|| open(&config).expect("open"));
+    assert_eq!(served(&opened), without(&[199]));
+    let told = format!("end={} from=", places[199]);
+    let named = |warning: &String| warning.contains(&told);
+    assert!(heard.warnings.iter().any(named), "{:?}", heard.warnings);
+    opened.store.close().expect("close");
+}
+
+/// Writes into a file of the store.
+fn put(path: &Path, at: u64, bytes: &[u8]) {
+    let file = OpenOptions::new().write(true).open(path).expect("file");
+    file.write_all_at(bytes, at).expect("write");
+}
+
+/// Apache leaves what it cuts, and writes over it from the cut on.
+#[test]
+fn old_records_behind_the_end_of_a_closed_log_do_not_come_back_and_are_told() {
+    for queues in [false, true] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (config, places) = closed(dir.path());
+        flip(&config, places[195] + 5);
+        for place in &places[196..] {
+            let base = place - place % config.commit_log_file_size;
+            let path = dir.path().join(format!("commitlog/{base:020}"));
+            // Their store time.
+            put(
+                &path,
+                place - base + 56,
+                &1_700_000_000_000u64.to_be_bytes(),
+            );
+        }
+        lose(dir.path(), if queues { &EVIDENCE[..2] } else { &EVIDENCE });
+        for queue in [0u64, 1].into_iter().filter(|_| queues) {
+            let path = format!("consumequeue/Large/{queue}/00000000000000000000");
+            let from = (98 - queue) * 20;
+            put(&dir.path().join(path), from, &vec![0; 2000 - from as usize]);
+        }
+        let (opened, heard) = hear(|| open(&config).expect("open"));
+        assert_eq!(opened.report.log_end, places[195], "{queues}");
+        assert_eq!(served(&opened), (0..195).collect::<Vec<_>>(), "{queues}");
+        let told = format!("end={} records=4", places[195]);
+        let named = |warning: &String| warning.contains(&told);
+        assert!(heard.warnings.iter().any(named), "{:?}", heard.warnings);
+        opened.store.close().expect("close");
+    }
 }
