@@ -275,7 +275,8 @@ pub(crate) fn wrong_kinds(layout: &Layout) -> impl Iterator<Item = LayoutError> 
             wanted,
         })
     });
-    let files = files.into_iter().filter_map(|path| {
+    let files = files.into_iter().chain(numbered(&layout.timer_log()));
+    let files = files.filter_map(|path| {
         let found = found_at(&path).filter(|found| *found != "a file")?;
         let wanted = "file";
         Some(LayoutError::Kind {
@@ -285,6 +286,20 @@ pub(crate) fn wrong_kinds(layout: &Layout) -> impl Iterator<Item = LayoutError> 
         })
     });
     directories.chain(files)
+}
+
+/// Whatever has the name of a file in a directory of such; nothing where it cannot be listed.
+fn numbered(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut paths: Vec<PathBuf> = paths
+        .filter(|path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| parse_file_name(name).is_some())
+        })
+        .collect();
+    paths.sort();
+    paths
 }
 
 /// What stands at a path; `None` if nothing does, or it cannot be told: whoever needs it meets the

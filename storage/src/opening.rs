@@ -418,6 +418,7 @@ impl Opening<'_> {
         let accepts =
             |record: &Record<'_>, later| self.proves(table, record, later, last_stored.get());
         let acknowledged = |record: &Record<'_>| self.was_acknowledged(table, record);
+        let size_of = |place| self.seen.size_of(place);
         let range = ScanRange {
             bases: &self.bases,
             file_size: self.config.commit_log_file_size,
@@ -428,6 +429,7 @@ impl Opening<'_> {
             durable_to: self.durable_to,
             proof: Proof {
                 acknowledged: &acknowledged,
+                size_of: &size_of,
                 ..self.proof(table, &accepts)
             },
             in_flight_from: match clean {

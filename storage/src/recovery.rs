@@ -33,6 +33,8 @@ pub struct Proof<'a> {
     pub accepts: &'a dyn Fn(&Record<'_>, bool) -> bool,
     /// The same of a record among what a crash can have torn: it was acknowledged.
     pub acknowledged: &'a dyn Fn(&Record<'_>) -> bool,
+    /// Size of the record at a log offset, in bytes, as its queue has it.
+    pub size_of: &'a dyn Fn(u64) -> Option<u32>,
 }
 
 impl Proof<'_> {
@@ -44,6 +46,7 @@ impl Proof<'_> {
         known_to: 0,
         accepts: &|_, _| false,
         acknowledged: &|_| false,
+        size_of: &|_| None,
     };
 }
 
@@ -241,7 +244,8 @@ fn step_over(
     if ends_log(window, range, at, at + 1..at.saturating_add(torn.max(1)))? {
         return Ok(Step::End(Some(problem)));
     }
-    let next = match next_record(window, range.limits, at + 1, file_end)? {
+    let from = after_known(window, range, at, file_end)?.unwrap_or(at + 1);
+    let next = match next_record(window, range.limits, from, file_end)? {
         Some(next) => next,
         // Of the last records there is something left: the log goes on behind them.
         None if (at + 1..file_end).contains(&range.durable_to)
@@ -259,6 +263,30 @@ fn step_over(
     } else {
         Step::End(Some(problem))
     })
+}
+
+/// Where the record at `at`, which cannot be read, ends by its queue entry, if something begins
+/// there: what stands inside its body is no record of the log.
+fn after_known(
+    window: &mut LogWindow,
+    range: &ScanRange<'_>,
+    at: u64,
+    file_end: u64,
+) -> Result<Option<u64>, FileError> {
+    let size_of = range.proof.size_of;
+    let end = size_of(at).map_or(at, |size| at + u64::from(size));
+    if end <= at || end >= file_end {
+        return Ok(None);
+    }
+    // Otherwise the entry is damaged too.
+    let begins = end == range.durable_to
+        || size_of(end).is_some()
+        || match decode(record_bytes(window, range.limits, end, file_end)?) {
+            Ok(Decoded::Record(record)) => record.check_place(end).is_ok(),
+            Ok(Decoded::Blank { .. }) => true,
+            Err(_) => false,
+        };
+    Ok(begins.then_some(end))
 }
 
 /// After a blank record the log goes on in the next file, or ends before the blank without one.

@@ -202,6 +202,21 @@ impl<'v> QueueCheck<'v> {
         Ok(())
     }
 
+    /// Log offset behind the last record below `limit` that a queue ends with: it was dispatched,
+    /// so everything before that was on the disk.
+    pub fn dispatched_to(&mut self, limit: u64) -> Result<u64, InspectError> {
+        let mut to = 0;
+        for queue in self.queues.values_mut().flat_map(HashMap::values_mut) {
+            let Some(last) = queue.files.end()?.checked_sub(1) else {
+                continue;
+            };
+            let entry = queue.files.entry(last)?;
+            let entry = entry.filter(|entry| !entry.is_pre_blank() && entry.end() <= limit);
+            to = to.max(entry.map_or(0, |entry| entry.end()));
+        }
+        Ok(to)
+    }
+
     /// One whole record that stands where it says.
     pub fn record(
         &mut self,

@@ -170,9 +170,15 @@ pub fn verify(view: &StoreView, progress: &mut dyn FnMut(u64)) -> Result<Verifie
     view.misfits
         .iter()
         .for_each(|misfit| findings.add(misfit.clone()));
+    let mut queues = QueueCheck::open(view, &mut findings)?;
+    let dispatched_to = match view.last_run.former {
+        FormerRun::Bounded(_) if !view.is_live() => queues.dispatched_to(view.log_limit())?,
+        _ => 0,
+    };
     let mut walk = Walk {
         view,
-        queues: QueueCheck::open(view, &mut findings)?,
+        queues,
+        dispatched_to,
         index: open_index(view, &mut findings)?,
         findings,
         tally: Tally::default(),
@@ -213,6 +219,8 @@ fn open_index<'v>(
 struct Walk<'v> {
     view: &'v StoreView,
     queues: QueueCheck<'v>,
+    /// Log offset up to which entries show that the log was on the disk; 0 where they do not.
+    dispatched_to: u64,
     index: Option<IndexCheck<'v>>,
     findings: Findings,
     tally: Tally,
@@ -283,11 +291,11 @@ impl Walk<'_> {
         });
         let places = &mut self.in_flight.places;
         places.extend([self.torn.take(), zeros].into_iter().flatten());
-        let Some((first, _)) = places.first() else {
+        let Some(first) = places.first().map(|(first, _)| *first) else {
             return;
         };
         let explained = match self.view.last_run.former {
-            FormerRun::Bounded(bytes) if !self.view.is_durable(*first) => {
+            FormerRun::Bounded(bytes) if !self.was_durable(first) => {
                 next < first.saturating_add(bytes)
             }
             _ => false,
@@ -297,6 +305,11 @@ impl Walk<'_> {
                 self.findings.at_log(self.view, offset, problem);
             }
         }
+    }
+
+    /// Whether no crash can have torn what stands at a log offset.
+    fn was_durable(&self, offset: u64) -> bool {
+        self.view.is_durable(offset) || offset < self.dispatched_to
     }
 
     fn damage(&mut self, offset: u64, len: u64, error: &RecordError) {
@@ -316,7 +329,7 @@ impl Walk<'_> {
             ));
         }
         if let Some((offset, problem)) = self.torn.take() {
-            if self.view.is_durable(offset) {
+            if self.was_durable(offset) {
                 self.findings.at_log(self.view, offset, problem);
             } else {
                 self.tally.notes.push(format!(

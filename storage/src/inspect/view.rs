@@ -172,6 +172,13 @@ impl StoreView {
         self.log_files.first().map_or(0, |file| file.base)
     }
 
+    /// Log offset after the last byte that any file can hold.
+    pub(super) fn log_limit(&self) -> u64 {
+        self.log_files
+            .last()
+            .map_or(0, |file| file.base + self.shape.log_file)
+    }
+
     /// The same once more: while a broker runs, retention may have taken files since.
     pub(super) fn log_begin_now(&self) -> u64 {
         let gone = |file: &&FixedFile| self.is_live() && !file.path.exists();

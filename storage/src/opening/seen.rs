@@ -70,6 +70,11 @@ impl Seen {
                 .is_some_and(|found| found.size == size)
     }
 
+    /// Size of the record at a log offset, in bytes, by its entry.
+    pub(super) fn size_of(&self, place: u64) -> Option<u32> {
+        self.places.get(&place).map(|found| found.size)
+    }
+
     /// The queue, as its place in the list of queues, and the queue offset of the entry of the
     /// record at a log offset, if the record says that it belongs elsewhere.
     pub(super) fn contradicts(

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use saturnmq_storage::config::StoreConfig;
+use saturnmq_storage::config::{FlushMode, StoreConfig};
 use saturnmq_storage::format::index_entry::IndexShape;
 use saturnmq_storage::inspect::{Found, StoreView, Verified, verify};
 use saturnmq_storage::layout::Layout;
 use saturnmq_storage::store::Store;
 
+use crate::damage::{crashed, flip};
 use crate::support::{Sender, copy_store, fill, open, small_config};
 
 fn view(config: &StoreConfig) -> StoreView {
@@ -302,6 +303,20 @@ fn a_log_file_that_is_missing_or_no_file_is_named() {
     }
 }
 
+#[test]
+fn damage_of_the_last_message_that_was_dispatched_is_told() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let (config, places) = crashed(dir.path(), FlushMode::Sync);
+    let last = places[places.len() - 1];
+    flip(&config, last + 500);
+    let found = look(&config);
+    assert_eq!(found.damage, 1, "{found:#?}");
+    assert_eq!(found.findings[0].offset, Some(last));
+    let opened = open(&config).expect("open");
+    assert_eq!(opened.report.damaged_records, 1);
+    opened.store.close().expect("close");
+}
+
 /// The log offset of every record.
 fn places(config: &StoreConfig) -> Vec<u64> {
     let mut places = Vec::new();
@@ -331,9 +346,10 @@ fn what_a_power_cut_can_have_left_is_no_damage_and_what_it_cannot_have_left_is()
     let bound = bound.expect("a bound");
     let places = places(&config);
     let end = places[places.len() - 1];
-    for near in [true, false] {
+    // What has an entry is dispatched, and everything before it was on the disk then.
+    for (near, dispatched) in [(true, false), (true, true), (false, true)] {
         let mut killed = config.clone();
-        killed.root = dir.path().join(format!("killed-{near}"));
+        killed.root = dir.path().join(format!("killed-{near}-{dispatched}"));
         copy_store(&config.root, &killed.root);
         // Copied as it was, so that no other broker seems to have taken it since.
         let locked = fs::metadata(config.root.join("lock")).expect("lock");
@@ -350,18 +366,51 @@ fn what_a_power_cut_can_have_left_is_no_damage_and_what_it_cannot_have_left_is()
         let file = killed.root.join(format!("commitlog/{base:020}"));
         let file = fs::File::options().write(true).open(file).expect("open");
         file.write_all_at(&[0; 8], hole - base).expect("write");
+        if !dispatched {
+            for name in ["consumequeue", "index"] {
+                fs::remove_dir_all(killed.root.join(name)).expect("remove");
+            }
+        }
         let found = look(&killed);
-        assert_eq!(found.damage, u64::from(!near), "{found:#?}");
-        let told = match near {
-            true => found
+        assert_eq!(found.damage, u64::from(dispatched), "{found:#?}");
+        let told = match dispatched {
+            false => found
                 .notes
                 .iter()
                 .any(|note| note.contains("were in flight")),
-            false => found.findings[0].offset == Some(hole),
+            true => found.findings[0].offset == Some(hole),
         };
         assert!(told, "{found:#?}");
+        // The start does as was told.
+        let damaged = open(&killed).expect("open").report.damaged_records;
+        assert_eq!(damaged, u64::from(dispatched), "{near}");
     }
     opened.store.close().expect("close");
+}
+
+#[test]
+fn what_is_no_file_in_the_timer_log_is_named_as_the_start_names_it() {
+    for link in [false, true] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let config = small_config(dir.path());
+        open(&config).expect("open").store.close().expect("close");
+        let path = dir.path().join("timerlog/00000000000000000000");
+        fs::create_dir_all(dir.path().join("timerlog")).expect("directory");
+        match link {
+            true => std::os::unix::fs::symlink("nowhere", &path).expect("link"),
+            false => fs::create_dir(&path).expect("directory"),
+        }
+        let found = look(&config);
+        assert!(
+            found.findings.iter().any(|found| found.file == path),
+            "{found:#?}"
+        );
+        let refused = open(&config).err().expect("refused").to_string();
+        assert!(
+            refused.contains("timerlog/00000000000000000000 is a"),
+            "{refused}"
+        );
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use saturnmq_storage::config::{FlushMode, StoreConfig};
+use saturnmq_storage::format::message::{MessageParts, assign, encode_into, encoded_len};
 use saturnmq_storage::store::Opened;
 
 use crate::damage::{BODY, COUNT, crashed, flip, served, without};
@@ -177,5 +178,63 @@ fn messages_of_a_removed_topic_do_not_come_back_with_lost_files() {
             assert_eq!((kept.min_offset(), kept.max_offset()), (0, 10));
             opened.store.close().expect("close");
         }
+    }
+}
+
+/// A record of queue T/0 as a body can hold it.
+fn inner(queue_offset: i64, place: u64) -> Vec<u8> {
+    let host = ([127, 0, 0, 1], 10911).into();
+    let parts = MessageParts {
+        topic: "T",
+        queue_id: 0,
+        flag: 0,
+        sys_flag: 0,
+        born_timestamp: 1,
+        born_host: host,
+        store_host: host,
+        reconsume_times: 0,
+        prepared_transaction_offset: 0,
+        body: b"forged",
+        properties: &[],
+    };
+    let mut record = vec![0; encoded_len(&parts).expect("length")];
+    encode_into(&parts, &mut record).expect("encoded");
+    assign(&mut record, queue_offset, place, 1_700_000_000_000);
+    record
+}
+
+#[test]
+fn what_stands_inside_a_damaged_body_is_no_message() {
+    // Size, magic number, body length; in the middle and at the log's end.
+    for (at, behind) in [(2, 20), (5, 20), (86, 20), (5, 0)] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let mut config = small_config(dir.path());
+        config.resume_interval = std::time::Duration::from_secs(3600);
+        let mut opened = open(&config).expect("open");
+        let mut sender = Sender::new(opened.ports.remove(0));
+        let queue = opened.store.queue_or_create("T", 0);
+        let mut place = 0;
+        for _ in 0..20 {
+            place = sender.send(&queue, b"good", b"").end;
+        }
+        let mut body = b"12345678".to_vec();
+        for offset in [20, 21] {
+            body.extend(inner(offset, place + 88 + body.len() as u64));
+        }
+        let mut end = sender.send(&queue, &body, b"").end;
+        for _ in 0..behind {
+            end = sender.send(&queue, b"good", b"").end;
+        }
+        wait_dispatched(&opened.store, end);
+        drop(opened);
+        flip(&config, place + at);
+        let opened = open(&config).expect("open");
+        let queue = opened.store.queue("T", 0).expect("queue");
+        let mut reader = opened.store.reader().expect("reader");
+        let (messages, _) = read_all(&mut reader, &queue);
+        assert!(messages.iter().all(|message| message.body == b"good"));
+        assert_eq!(messages.len(), 20 + behind, "byte {at}, {behind} behind");
+        assert_eq!(queue.next_offset(), 21 + behind as i64);
+        opened.store.close().expect("close");
     }
 }
