@@ -122,6 +122,7 @@ impl Flusher {
         let mark = self.index.mark();
         let index_timestamp = self.index.full_end_timestamp();
         let queues = self.table.all();
+        let durable = self.watermarks.durable();
         let ends = queues.iter().map(|queue| {
             let max = queue.max_offset();
             let floor = self.floors.get(&queue.slot).copied().unwrap_or(0);
@@ -131,8 +132,9 @@ impl Flusher {
                 min_offset: Some(queue.min_offset()),
                 // Entries behind the place may name records that a power cut takes back.
                 max_offset: queue.end_below(max, place.end)?,
-                // What was assigned but not stored may be assigned again after a crash.
-                next_offset: floor.max(max),
+                // What was assigned but not stored may be assigned again after a crash, and so
+                // may, under ASYNC_FLUSH, what a power cut takes back: the queue has no gap then.
+                next_offset: floor.max(queue.end_below(max, durable)?),
             })
         });
         let queues = ends.collect::<Result<Vec<_>, ConsumeQueueError>>()?;
