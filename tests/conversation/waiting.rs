@@ -238,9 +238,7 @@ fn pulls_of_old_messages_are_all_answered_however_many_one_connection_has() {
             }
         }
     }
-    // 4 MiB may be unsent: 69 such answers when nothing is read. What is on the way between threads
-    // counts too, so that one or two fewer were seen on a busy machine.
-    assert!(found >= 60, "{found} found messages");
+    assert!(found >= 64, "{found} found messages");
 }
 
 #[test]
