@@ -146,23 +146,24 @@ fn sends_and_pulls_cost_no_allocation_in_the_steady_state() {
         exchange(&mut stream, &sends, ROUND, &mut buffer);
         exchange(&mut stream, &pulls, ROUND, &mut buffer);
     }
-    let region = Region::new(ALLOCATOR);
-    for _ in 0..100 {
-        exchange(&mut stream, &sends, ROUND, &mut buffer);
-    }
-    let sent = region.change();
-    let region = Region::new(ALLOCATOR);
-    for _ in 0..100 {
-        exchange(&mut stream, &pulls, ROUND, &mut buffer);
-    }
-    let pulled = region.change();
-    // 3,200 of each: a few buffers may still grow, when a pass takes more than any before it.
-    for (what, change) in [("sends", sent), ("pulls", pulled)] {
-        let allocations = change.allocations + change.reallocations;
-        assert!(
-            allocations < 64,
-            "{allocations} allocations for 3,200 {what}: {change:?}"
-        );
+    // A buffer grows when a pass takes more than any before it, which on a busy machine can be
+    // late. A send or a pull that costs an allocation costs one in every stretch.
+    let mut fewest = |frames: &[u8]| {
+        (0..20)
+            .map(|_| {
+                let region = Region::new(ALLOCATOR);
+                for _ in 0..20 {
+                    exchange(&mut stream, frames, ROUND, &mut buffer);
+                }
+                let change = region.change();
+                change.allocations + change.reallocations
+            })
+            .min()
+    };
+    for (what, frames) in [("sends", &sends), ("pulls", &pulls)] {
+        let fewest = fewest(frames).expect("a stretch");
+        // The threads beside the core allocate now and then: never as often as once in fifty sends.
+        assert!(fewest < 13, "{fewest} allocations for 640 {what}");
     }
     wired.broker.services.stop();
     for core in &wired.cores {

@@ -36,15 +36,18 @@ fn measure(engine: Engine) {
         }
     };
     rounds(50);
-    let region = Region::new(ALLOCATOR);
-    rounds(50);
-    let change = region.change();
+    // A buffer grows when a pass takes more than any before it, and the second buffer of a
+    // connection is used first when a send is slow: on a busy machine that can be late. A frame
+    // that costs an allocation costs one in every stretch.
+    let fewest = (0..20)
+        .map(|_| {
+            let region = Region::new(ALLOCATOR);
+            rounds(10);
+            let change = region.change();
+            change.allocations + change.reallocations
+        })
+        .min();
     assert_eq!(answer, request);
-    // 40,000 frames: a few buffers may still grow, when a pass takes more than any before it.
-    let allocations = change.allocations + change.reallocations;
-    assert!(
-        allocations < 40,
-        "{allocations} allocations on {name}: {change:?}"
-    );
+    assert_eq!(fewest, Some(0), "allocations for 8,000 frames on {name}");
     server.stop();
 }
