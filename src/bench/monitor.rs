@@ -134,12 +134,11 @@ pub struct Monitor<'a> {
 }
 
 impl<'a> Monitor<'a> {
-    /// Begins: from now on Ctrl-C ends the run, not the process.
+    /// Begins; once the warm-up is over Ctrl-C ends the run, not the process.
     ///
     /// # Errors
     /// [`BenchError::System`] when the interval log cannot be made.
     pub fn new(run: &'a Run<'a>) -> Result<Self, BenchError> {
-        interrupt::begin_measuring();
         let watch = &run.plan.watch;
         Ok(Self {
             run,
@@ -170,6 +169,7 @@ impl<'a> Monitor<'a> {
             let end = self.run.end() + self.run.lag;
             if self.before.is_none() && now >= self.run.counted_from {
                 self.before = Some(Moment::now(watch));
+                interrupt::begin_measuring();
             }
             if now >= end {
                 self.after = Some(Moment::now(watch));
@@ -185,6 +185,7 @@ impl<'a> Monitor<'a> {
             };
             self.wait(next.saturating_duration_since(now).min(LOOK));
         }
+        interrupt::begin_measuring();
         Ok(())
     }
 

@@ -228,6 +228,23 @@ fn ctrl_c_before_anything_is_measured_ends_at_once() {
 }
 
 #[test]
+fn ctrl_c_in_the_warm_up_ends_at_once() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let broker = running.address("broker").to_string();
+    let load = ["produce", "--broker", &broker, "--warm-up", "600"];
+    let child = under_way(&load);
+    signal(&child, Signal::SIGINT);
+    let output = ended(child);
+    assert_eq!(output.status.code(), Some(130));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("interrupted before anything was measured"),
+        "{said}"
+    );
+}
+
+#[test]
 fn ctrl_c_ends_every_load_with_the_result_so_far_and_twice_without_one() {
     let dir = directory();
     let running = Running::start(dir.path(), &[]);
