@@ -53,6 +53,12 @@ pub fn run(resolved: &Resolved) -> Result<Report, String> {
     let config = &resolved.config;
     let root = config.root();
     let log = config.store.commit_log_path();
+    for path in [root, &log] {
+        if let Some(file) = host::in_the_way(path) {
+            let (path, file) = (path.display(), file.display());
+            return Err(format!("{path} cannot be a directory: {file} is none"));
+        }
+    }
     let directory = host::existing(&log)
         .ok_or_else(|| format!("{} and nothing above it exists", log.display()))?;
     let told = resolved.remarks.sentences.iter();

@@ -14,6 +14,9 @@ use serde::Serialize;
 const FILES_WANTED: u64 = 65_536;
 /// Descriptors that connections leave to the store and its state files, at most.
 const FILES_KEPT: u64 = 256;
+/// Open files below which a broker does not start: a store alone takes some tens, and then no
+/// client would be served.
+pub const FILES_NEEDED: u64 = 128;
 /// Locked memory wanted for registered buffers, in bytes.
 const LOCKED_WANTED: u64 = 128 << 20;
 /// Mappings wanted for queue and index files.
@@ -200,13 +203,13 @@ impl Facts {
 
     fn files_line(&self) -> Option<Line> {
         let files = self.files;
-        Some(if files < FILES_WANTED {
-            Line::mend(
-                "open files",
-                Verdict::Limited,
-                format!("open files are limited to {files}: each connection takes one"),
-                "ulimit -n 1048576 (systemd: LimitNOFILE=1048576)",
-            )
+        let mend = "ulimit -n 1048576 (systemd: LimitNOFILE=1048576)";
+        Some(if files < FILES_NEEDED {
+            let found = format!("open files are limited to {files}: a broker needs {FILES_NEEDED}");
+            Line::mend("open files", Verdict::Bad, found, mend)
+        } else if files < FILES_WANTED {
+            let found = format!("open files are limited to {files}: each connection takes one");
+            Line::mend("open files", Verdict::Limited, found, mend)
         } else {
             Line::good("open files", format!("{files} open files"))
         })
@@ -261,6 +264,16 @@ pub fn existing(path: &Path) -> Option<PathBuf> {
         .map(Path::to_path_buf)
 }
 
+/// What stands in the way of a directory at `path`: itself or something above it that is there and
+/// is no directory.
+pub fn in_the_way(path: &Path) -> Option<PathBuf> {
+    let path = std::path::absolute(path).ok()?;
+    path.ancestors()
+        .find(|path| path.exists())
+        .filter(|path| !path.is_dir())
+        .map(Path::to_path_buf)
+}
+
 /// The network engine, with the features of io_uring that are in use.
 pub fn network(engine: &Engine) -> String {
     let Engine::Uring(features) = engine else {
@@ -291,6 +304,32 @@ pub fn network(engine: &Engine) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_stands_in_the_way_of_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(in_the_way(&file).as_ref(), Some(&file));
+        assert_eq!(in_the_way(&file.join("a/b")).as_ref(), Some(&file));
+        assert_eq!(in_the_way(dir.path()), None);
+        assert_eq!(in_the_way(&dir.path().join("a/b")), None);
+    }
+
+    #[test]
+    fn few_open_files_are_bad_and_not_only_limited() {
+        let facts = |files| Facts {
+            files,
+            locked: None,
+            mappings: MAPPINGS_WANTED,
+            kernel: None,
+            filesystem: None,
+        };
+        let verdict = |files| facts(files).files_line().unwrap().verdict;
+        assert_eq!(verdict(FILES_NEEDED - 1), Verdict::Bad);
+        assert_eq!(verdict(FILES_NEEDED), Verdict::Limited);
+        assert_eq!(verdict(FILES_WANTED), Verdict::Good);
+    }
 
     #[test]
     fn there_is_a_cpu() {

@@ -316,9 +316,11 @@ fn lags(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
             let Some(queue) = broker.store.queue(&topic, queue_id) else {
                 continue;
             };
-            let lag = queue.max_offset().saturating_sub(committed).max(0);
+            // A client may store any number: before the first message there is nothing to lag by.
+            let lag = queue.max_offset().saturating_sub(committed.max(0)).max(0);
             if light {
-                *light_lag.get_or_insert(0) += lag;
+                let sum = light_lag.get_or_insert(0_i64);
+                *sum = sum.saturating_add(lag);
                 continue;
             }
             let id = queue_id.to_string();

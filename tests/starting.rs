@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
@@ -213,4 +213,68 @@ fn a_log_that_lost_its_end_is_told_with_bytes_and_messages() {
         Some(3)
     );
     assert_eq!(running.stop().code(), Some(0));
+}
+
+#[test]
+fn a_store_where_a_file_is_in_the_way_is_refused_by_its_name() {
+    let dir = directory();
+    let file = dir.path().join("file");
+    fs::write(&file, "").expect("a file");
+    for root in [file.clone(), file.join("store")] {
+        let sentence = refusal(program(&root));
+        let wanted = format!("{} is no directory", file.display());
+        assert!(sentence.contains(&wanted), "{sentence}");
+        let mut check = Command::new(env!("CARGO_BIN_EXE_saturnmq"));
+        let output = check.arg("check").arg("--data-dir").arg(&root).output();
+        let output = output.expect("the binary starts");
+        assert_eq!(output.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(file.to_str().expect("a path")), "{said}");
+    }
+}
+
+#[test]
+fn a_port_for_two_servers_is_refused_before_anybody_can_connect() {
+    let dir = directory();
+    for (pairs, keys) in [
+        (
+            ["listenPort=10911", "httpPort=10911"],
+            "listenPort and httpPort",
+        ),
+        (
+            ["listenPort=9878", "nameServerPort=9876"],
+            "fastListenPort (listenPort - 2) and nameServerPort",
+        ),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_saturnmq"));
+        command.arg("serve").arg("--data-dir").arg(dir.path());
+        command.args(["--set", pairs[0], "--set", pairs[1]]);
+        command.stderr(Stdio::piped());
+        let sentence = refusal(command);
+        assert!(sentence.contains(keys), "{sentence}");
+    }
+}
+
+#[test]
+fn a_start_with_too_few_open_files_is_refused_with_the_limit() {
+    let dir = directory();
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 64; exec \"$@\"", "-"]);
+    command.arg(env!("CARGO_BIN_EXE_saturnmq")).arg("serve");
+    command.args(["--listen", "127.0.0.1:0", "--name-server-port", "0"]);
+    command.arg("--data-dir").arg(dir.path());
+    command.stderr(Stdio::piped());
+    let sentence = refusal(command);
+    assert!(sentence.contains("only 64 files may be open"), "{sentence}");
+    assert!(sentence.contains("LimitNOFILE"), "{sentence}");
+}
+
+#[test]
+fn a_malformed_port_is_told_though_an_option_goes_over_it() {
+    let dir = directory();
+    let mut command = program(dir.path());
+    command.args(["--set", "listenPort=99999"]);
+    let sentence = refusal(command);
+    assert!(sentence.contains("listenPort"), "{sentence}");
+    assert!(sentence.contains("99999"), "{sentence}");
 }

@@ -254,7 +254,7 @@ impl CoreHandle {
             Ok(()) => true,
             Err(TrySendError::Full(refused) | TrySendError::Disconnected(refused)) => {
                 self.shared.connections.fetch_sub(1, Ordering::Relaxed);
-                tracing::warn!(core = self.shared.index, peer = %refused.peer,
+                tracing::debug!(core = self.shared.index, peer = %refused.peer,
                     "connection refused: the core's inbox is full");
                 false
             }

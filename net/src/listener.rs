@@ -167,6 +167,8 @@ pub struct Acceptor {
     messenger: Option<Messenger>,
     /// Where the search for the least-loaded core starts, so that equal ones take turns.
     first: usize,
+    /// Of connections that a core refused.
+    refused: Complaint,
 }
 
 impl Acceptor {
@@ -182,6 +184,7 @@ impl Acceptor {
             cores,
             messenger,
             first: 0,
+            refused: Complaint::default(),
         }
     }
 
@@ -198,6 +201,14 @@ impl Acceptor {
 
     /// Hands a connection to the least-loaded core. False: the core refused, it is closed.
     pub fn hand_over(&mut self, socket: TcpStream, peer: SocketAddr, local_port: u16) -> bool {
+        let taken = self.offer(socket, peer, local_port);
+        if !taken && let Some(untold) = self.refused.tell(Instant::now()) {
+            tracing::warn!(%peer, untold, "connection refused: a core's inbox is full, or it stops");
+        }
+        taken
+    }
+
+    fn offer(&mut self, socket: TcpStream, peer: SocketAddr, local_port: u16) -> bool {
         if let Err(error) = socket.set_nodelay(true) {
             tracing::debug!(%peer, %error, "cannot set TCP_NODELAY");
         }

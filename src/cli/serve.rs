@@ -86,6 +86,19 @@ pub enum ServeError {
     /// An address or port.
     #[error("{0}: {option} (key {1})", option = port_option(.1))]
     Bind(#[source] BindError, &'static str),
+    /// Something stands where the store is to be.
+    #[error(
+        "the store cannot be at {}: {} is no directory; choose another place with --data-dir",
+        .0.display(), .1.display()
+    )]
+    NoDirectory(PathBuf, PathBuf),
+    /// RLIMIT_NOFILE.
+    #[error(
+        "only {0} files may be open, and a broker needs {needed}: ulimit -n 1048576 (systemd: \
+         LimitNOFILE=1048576)",
+        needed = host::FILES_NEEDED
+    )]
+    FewFiles(u64),
     /// The choice of engine.
     #[error(transparent)]
     Probe(#[from] ProbeError),
@@ -143,6 +156,15 @@ pub fn run(args: &ServeArgs) -> Result<(), ServeError> {
     resolved.config.store.rebuild_queues = args.rebuild_queues;
     tell_remarks(&resolved);
     let facts = host::Facts::gather(resolved.config.root());
+    if facts.files < host::FILES_NEEDED {
+        return Err(ServeError::FewFiles(facts.files));
+    }
+    let log = resolved.config.store.commit_log_path();
+    for path in [resolved.config.root(), &log] {
+        if let Some(file) = host::in_the_way(path) {
+            return Err(ServeError::NoDirectory(path.into(), file));
+        }
+    }
     let engine = probe::choose()?;
     // Taken ports are told before the store is touched; the sockets proper are made once it is
     // open, so that nobody waits in a queue while a store is recovered.

@@ -16,6 +16,8 @@ pub type Property = (String, String, usize);
 /// [`ConfigError::Syntax`] names `source_name` and the line of a broken `\u` escape, or
 /// the place of a byte that no text holds.
 pub fn parse_properties(bytes: &[u8], source_name: &str) -> Result<Vec<Property>, ConfigError> {
+    // An editor's mark at the beginning of a file is no part of its first key.
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     if let Some(at) = bytes.iter().position(|byte| is_binary(*byte)) {
         return Err(ConfigError::Syntax {
             source_name: source_name.to_string(),
@@ -138,6 +140,11 @@ mod tests {
 
     fn pair(key: &str, value: &str) -> (String, String) {
         (key.to_string(), value.to_string())
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_first_key() {
+        assert_eq!(read(b"\xef\xbb\xbfa=1\n"), [pair("a", "1")]);
     }
 
     #[test]

@@ -167,6 +167,7 @@ impl Config {
         let mut config = fixed(&raw, &values)?;
         config.cores = cores(&config, options.cores, values.number("networkCores"))?;
         pin(&mut config);
+        config.check_ports()?;
         config.store.check().map_err(ConfigError::Contradiction)?;
         let mut shown = values;
         shown.set("brokerName", config.broker_name.clone());
@@ -191,6 +192,36 @@ impl Config {
         self.fast_port.unwrap_or(derived)
     }
 
+    /// One port is not two servers'. Found before anything listens: who connects to the first one
+    /// would be hung up on when the second fails.
+    fn check_ports(&self) -> Result<(), ConfigError> {
+        let fast = match self.listen_port {
+            PortChoice::Port(port) => self.fast_port_for(port),
+            _ => self.fast_port.unwrap_or(PortChoice::Off),
+        };
+        let fast_key = match self.fast_port {
+            Some(_) => "fastListenPort",
+            None => "fastListenPort (listenPort - 2)",
+        };
+        let ports = [
+            ("listenPort", self.listen_port),
+            (fast_key, fast),
+            ("nameServerPort", self.name_server_port),
+            ("httpPort", self.http_port),
+        ];
+        for (number, (key, choice)) in ports.iter().enumerate() {
+            let PortChoice::Port(port) = choice else {
+                continue;
+            };
+            if let Some((other, _)) = ports[..number].iter().find(|(_, other)| other == choice) {
+                return Err(ConfigError::Contradiction(format!(
+                    "{other} and {key} are both {port}: each needs a port of its own"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Root of the store.
     pub fn root(&self) -> &std::path::Path {
         &self.store.root
@@ -201,6 +232,8 @@ fn overlay(raw: &mut RawConfig, options: &Options) -> Result<(), ConfigError> {
     for pair in &options.set {
         raw.set_pair(pair)?;
     }
+    // Before the options go over it: a value of the wrong form is not forgiven for being unused.
+    raw.check()?;
     if let Some(dir) = &options.data_dir {
         raw.set("storePathRootDir", &dir.to_string_lossy());
     }

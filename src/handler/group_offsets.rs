@@ -49,6 +49,8 @@ fn copy(
     for topic in topics {
         let known = broker.topics.get(&topic).is_some();
         if !known || !offline && is_unsubscribed(broker, from, &topic) {
+            // A name that is no topic's is a client's text of any length.
+            let topic = if known { &topic } else { "(no such topic)" };
             tracing::info!(topic, group = from, "its offsets are not cloned");
             continue;
         }
