@@ -203,7 +203,9 @@ impl Acceptor {
     pub fn hand_over(&mut self, socket: TcpStream, peer: SocketAddr, local_port: u16) -> bool {
         let taken = self.offer(socket, peer, local_port);
         if !taken && let Some(untold) = self.refused.tell(Instant::now()) {
-            tracing::warn!(%peer, untold, "connection refused: a core's inbox is full, or it stops");
+            tracing::warn!(
+                %peer, untold, "connection refused: a core's inbox is full, or it stops"
+            );
         }
         taken
     }

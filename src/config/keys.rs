@@ -129,6 +129,9 @@ const SOME: Kind = Range(1, i32::MAX as i64);
 const PERIOD_MS: Kind = Range(100, 3_600_000);
 /// The largest body, in bytes: what a frame can carry.
 const BODY_MAX: i64 = saturnmq_net::frame::MAX_FRAME as i64;
+/// The largest body that is taken whatever `maxMessageSize` says, in bytes: the answer to a pull
+/// carries the record in one frame, beside its own header and with properties that copies get.
+pub const BODY_CARRIED: usize = saturnmq_net::frame::MAX_FRAME - (128 << 10);
 /// Longest delay of a level: 100 years, in milliseconds.
 const DELAY_MAX_MS: u64 = 36_525 * 86_400_000;
 /// Longest value of any key, in bytes: values are kept, told to clients and written to lines.

@@ -180,7 +180,7 @@ impl LiveConfig {
             max_filter_bytes: v.number("maxFilterMessageSize"),
             server_side_reset: v.flag("useServerSideResetOffset"),
             store_reply_message: v.flag("storeReplyMessageEnable"),
-            max_message_size: v.number("maxMessageSize"),
+            max_message_size: v.number::<usize>("maxMessageSize").min(keys::BODY_CARRIED),
             max_query_messages: v.number("maxMsgsNumBatch"),
             default_query_messages: v.number("defaultQueryMaxNum"),
             register_timeout_ms: v.number("registerBrokerTimeoutMills"),

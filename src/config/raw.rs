@@ -206,8 +206,13 @@ pub struct Remarks {
     pub ignored: Vec<String>,
 }
 
-/// What a ratio of the disk counts as that lies outside of Apache's bounds: Apache takes any.
-fn clamped(key: &str, value: &str) -> Option<u8> {
+/// What a value counts as that Apache takes: a ratio of the disk outside of its bounds, a size of
+/// messages that no answer could carry.
+fn clamped(key: &str, value: &str) -> Option<usize> {
+    if key == "maxMessageSize" {
+        let brought: usize = value.trim().parse().ok()?;
+        return (brought > keys::BODY_CARRIED).then_some(keys::BODY_CARRIED);
+    }
     let percent: u8 = value.trim().parse().ok()?;
     let brought = RetentionConfig {
         disk_max_used_percent: percent,
@@ -222,7 +227,7 @@ fn clamped(key: &str, value: &str) -> Option<u8> {
         "diskSpaceWarningLevelRatio" => kept.warning_percent,
         _ => return None,
     };
-    (counts_as != percent).then_some(counts_as)
+    (counts_as != percent).then_some(usize::from(counts_as))
 }
 
 /// A text that somebody else chose, as a sentence may quote it: short, and on one line.

@@ -228,3 +228,28 @@ fn a_message_that_is_acknowledged_can_be_pulled_whatever_its_transaction_bits_ar
     let end = talk.ask(30, &[("topic", "%DLQ%g"), ("queueId", "0")], b"");
     assert_eq!(end.number("offset"), 1);
 }
+
+#[test]
+fn whatever_is_taken_can_be_pulled_however_large_messages_may_be() {
+    let keys = [
+        "maxMessageSize=16777216",
+        "mappedFileSizeCommitLog=67108864",
+    ];
+    let (running, _dir) = broker(&["--set", keys[0], "--set", keys[1]]);
+    let line = running.wait_for_log("maxMessageSize=16777216");
+    assert!(line.contains("counts as 16646144"), "{line}");
+    let mut talk = Talk::to(running.address("broker"));
+    let properties = format!("a\u{1}{}\u{2}", "x".repeat(32_000));
+    let fields = send_fields("T", "0", &properties, "false");
+    let mut body = vec![b'b'; 16_646_144];
+    let answer = talk.ask(310, &fields, &body);
+    assert_eq!(answer.code, 0, "{answer:?}");
+    let pulled = talk.pull(&Pull::of("T", 0));
+    assert_eq!(pulled.code, 0, "{}", pulled.remark);
+    assert_eq!(records(&pulled.body)[0].1, body);
+    body.push(b'b');
+    let refused = talk.ask(310, &fields, &body);
+    assert_eq!(refused.code, 13, "{refused:?}");
+    let remark = refused.remark;
+    assert!(remark.contains("limit 16646144B"), "{remark}");
+}
