@@ -104,6 +104,7 @@ fn inspect_says_why_it_cannot_look() {
             "holds no message store",
         ),
         (vec!["inspect", "/tmp", "--records", "x"], "--records x"),
+        (vec!["inspect", "/tmp", "--records", "-1"], "--records -1"),
         (vec!["inspect", "/tmp", "--queue", "Orders"], "TOPIC/QUEUE"),
     ] {
         let output = tool(&arguments);

@@ -108,7 +108,10 @@ pub enum TopicAction {
         /// Topic.
         topic: String,
         /// Queues: consumers of one group share them.
-        #[arg(long, value_name = "N", default_value_t = 8, value_parser = queue_count())]
+        #[arg(
+            long, value_name = "N", default_value_t = 8, value_parser = queue_count(),
+            allow_negative_numbers = true
+        )]
         queues: i32,
         /// Who may use it: rw, r or w.
         #[arg(long, default_value = "rw", value_parser = permission)]
@@ -178,7 +181,7 @@ pub struct SendArgs {
     #[arg(long, value_name = "KEY")]
     pub key: Vec<String>,
     /// Queue [any].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub queue: Option<i32>,
     /// Delay level, from 1; brokers take one above their highest for that.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -198,7 +201,7 @@ pub struct ConsumeArgs {
     #[arg(long, default_value = "latest", value_name = "WHERE")]
     pub from: From,
     /// One queue [all].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub queue: Option<i32>,
     /// Tags, with || between them.
     #[arg(long, default_value = "*", value_name = "TAGS")]

@@ -38,13 +38,21 @@ pub struct InspectArgs {
     #[arg(long, conflicts_with_all = ["records", "queue", "key"])]
     pub verify: bool,
     /// Show the records at these log offsets.
-    #[arg(long, value_name = "FROM[..TO]", conflicts_with_all = ["queue", "key"])]
+    #[arg(
+        long, value_name = "FROM[..TO]", conflicts_with_all = ["queue", "key"],
+        allow_hyphen_values = true
+    )]
     pub records: Option<String>,
     /// Show one queue.
     #[arg(long, value_name = "TOPIC/QUEUE", conflicts_with = "key")]
     pub queue: Option<String>,
     /// First queue offset shown of --queue [the smallest one].
-    #[arg(long, value_name = "OFFSET", requires = "queue")]
+    #[arg(
+        long,
+        value_name = "OFFSET",
+        requires = "queue",
+        allow_negative_numbers = true
+    )]
     pub from: Option<u64>,
     /// Show the records with this key or unique key.
     #[arg(long, requires = "topic")]
@@ -53,7 +61,12 @@ pub struct InspectArgs {
     #[arg(long, requires = "key")]
     pub topic: Option<String>,
     /// Most rows shown.
-    #[arg(long, value_name = "N", default_value_t = 50)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 50,
+        allow_negative_numbers = true
+    )]
     pub limit: usize,
     /// broker.conf with the sizes of files [those of the files there].
     #[arg(short = 'c', long = "conf", value_name = "FILE")]

@@ -55,7 +55,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub advertise: Option<String>,
     /// Network threads; 0 is as many as without it [CPUs minus one, at most 8].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub cores: Option<usize>,
     /// Sets a key of broker.conf; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
