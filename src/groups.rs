@@ -1,12 +1,15 @@
 //! Consumer groups: name to configuration, read by every core without a lock, kept in
 //! `subscriptionGroup.json`.
 
+mod forbidden;
+
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Map, Value, json};
 
+use self::forbidden::{Forbidden, ForbiddenTable};
 use crate::config::LiveConfig;
 use crate::core::off_the_cores;
 use crate::light::{LightConfig, is_light};
@@ -14,9 +17,6 @@ use crate::names::{self, NameError};
 use crate::persist::{File, LoadError, Persist, Ticket};
 use crate::state_json::{DataVersion, Generation, JsonWriter};
 use crate::state_members::{Expected, sound_members};
-
-/// Most topics with forbidden bits, over all groups: the table comes from clients.
-const FORBIDDEN_MAX: usize = 100_000;
 
 /// With so many groups none is made automatically any more: their names come from clients.
 const AUTOMATIC_MAX: usize = 100_000;
@@ -250,21 +250,13 @@ pub enum FoundGroup {
 pub struct Groups {
     table: papaya::HashMap<String, Arc<Group>>,
     persist: Arc<Persist>,
-    /// Held while the tables change; guards the version of their content.
-    state: Mutex<State>,
+    /// The version of the tables' content, held while they change.
+    version: Mutex<DataVersion>,
     generation: Generation,
     next_rank: AtomicU64,
-    /// Whether anything is forbidden at all: pulls ask without the lock.
-    any_forbidden: AtomicBool,
+    forbidden: Forbidden,
     /// Groups that exist by their names, if they do.
     light: Option<papaya::HashMap<String, Arc<Group>>>,
-}
-
-#[derive(Default)]
-struct State {
-    version: DataVersion,
-    /// group, then topic, to bits of what is forbidden; bit 2 is reading.
-    forbidden: BTreeMap<String, BTreeMap<String, i32>>,
 }
 
 impl Groups {
@@ -274,14 +266,13 @@ impl Groups {
     /// [`LoadError`] when the file and its backup are damaged.
     pub fn load(persist: Arc<Persist>) -> Result<Self, LoadError> {
         let loaded = persist.load(File::Groups, parse)?.unwrap_or_default();
-        let any_forbidden = !loaded.state.forbidden.is_empty();
         let groups = Self {
             table: papaya::HashMap::new(),
             persist,
-            state: Mutex::new(loaded.state),
+            version: Mutex::new(loaded.version),
             generation: loaded.generation,
             next_rank: AtomicU64::new(0),
-            any_forbidden: AtomicBool::new(any_forbidden),
+            forbidden: Forbidden::new(&loaded.forbidden),
             light: None,
         };
         for config in loaded.groups {
@@ -300,8 +291,8 @@ impl Groups {
         Ok(groups)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, DataVersion> {
+        self.version.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn insert(&self, config: GroupConfig, ticket: Option<Ticket>) -> Arc<Group> {
@@ -378,11 +369,11 @@ impl Groups {
         if (!live.auto_create_subscription_group && !system) || self.len() >= AUTOMATIC_MAX {
             return FoundGroup::Missing;
         }
-        let mut state = self.lock();
+        let mut version = self.lock();
         if let Some(group) = self.get(name) {
             return FoundGroup::Found(group);
         }
-        state.version.next();
+        version.next();
         let (group, ticket) = self.publish(GroupConfig::new(name));
         FoundGroup::Created(group, ticket)
     }
@@ -419,80 +410,55 @@ impl Groups {
         if self.light(&config.name).is_some() {
             return None;
         }
-        let mut state = self.lock();
+        let mut version = self.lock();
         if let Some(old) = self.get(&config.name)
             && old.config == config
         {
             return old.ticket.filter(|t| !self.persist.is_durable(*t));
         }
-        state.version.next();
+        version.next();
         Some(self.publish(config).1)
     }
 
     /// Removes a group's configuration and what is forbidden to it.
     pub fn remove(&self, name: &str) -> Option<(Arc<Group>, Ticket)> {
-        let mut state = self.lock();
+        let mut version = self.lock();
         let group = self.table.pin().remove(name).map(Arc::clone)?;
-        state.forbidden.remove(name);
-        state.version.next();
+        self.forbidden.remove_group(name);
+        version.next();
         let ticket = self.persist.changed(File::Groups);
         Some((group, ticket))
     }
 
     /// Bits of what `group` may not do with `topic`.
     pub fn forbidden(&self, group: &str, topic: &str) -> i32 {
-        if !self.any_forbidden.load(Ordering::Acquire) {
-            return 0;
-        }
-        self.lock()
-            .forbidden
-            .get(group)
-            .and_then(|t| t.get(topic))
-            .copied()
-            .unwrap_or(0)
+        self.forbidden.get(group, topic)
     }
 
     /// Everything that is forbidden: bits by topic by group.
-    pub fn forbidden_table(&self) -> BTreeMap<String, BTreeMap<String, i32>> {
-        self.lock().forbidden.clone()
+    pub fn forbidden_table(&self) -> ForbiddenTable {
+        self.forbidden.table()
     }
 
     /// Sets the bits; 0 removes the entry. `None`: unchanged, or the table is full.
     pub fn set_forbidden(&self, group: &str, topic: &str, bits: i32) -> Option<Ticket> {
-        let mut state = self.lock();
-        let old = state
-            .forbidden
-            .get(group)
-            .and_then(|t| t.get(topic))
-            .copied()
-            .unwrap_or(0);
-        let entries: usize = state.forbidden.values().map(BTreeMap::len).sum();
-        if old == bits || (old == 0 && entries >= FORBIDDEN_MAX) {
+        let mut version = self.lock();
+        if !self.forbidden.set(group, topic, bits) {
             return None;
         }
-        self.any_forbidden.store(true, Ordering::Release);
-        let topics = state.forbidden.entry(group.to_string()).or_default();
-        if bits == 0 {
-            topics.remove(topic);
-        } else {
-            topics.insert(topic.to_string(), bits);
-        }
-        if topics.is_empty() {
-            state.forbidden.remove(group);
-        }
-        state.version.next();
+        version.next();
         Some(self.persist.changed(File::Groups))
     }
 
     /// The version of the table.
     pub fn data_version(&self) -> DataVersion {
-        self.lock().version
+        *self.lock()
     }
 
     /// The table in file order, with the version it belongs to.
     pub fn snapshot(&self) -> (DataVersion, Vec<Arc<Group>>) {
-        let state = self.lock();
-        (state.version, self.sorted())
+        let version = self.lock();
+        (*version, self.sorted())
     }
 
     fn sorted(&self) -> Vec<Arc<Group>> {
@@ -506,8 +472,8 @@ impl Groups {
     pub fn text(&self) -> String {
         // The text of many groups takes a while: cores that make groups do not wait for it.
         let (version, forbidden, groups) = {
-            let state = self.lock();
-            (state.version, state.forbidden.clone(), self.sorted())
+            let version = self.lock();
+            (*version, self.forbidden.table(), self.sorted())
         };
         let mut out = JsonWriter::new();
         version.write(&mut out, self.generation);
@@ -532,7 +498,8 @@ impl Groups {
 
 #[derive(Default)]
 struct Loaded {
-    state: State,
+    version: DataVersion,
+    forbidden: ForbiddenTable,
     generation: Generation,
     groups: Vec<GroupConfig>,
 }
@@ -543,12 +510,9 @@ fn parse(bytes: &[u8]) -> Result<Loaded, String> {
         .get("subscriptionGroupTable")
         .and_then(Value::as_object)
         .ok_or("it has no subscriptionGroupTable")?;
-    let mut state = State {
-        version: DataVersion::read(root.get("dataVersion")),
-        forbidden: BTreeMap::new(),
-    };
-    let forbidden = root.get("forbiddenTable").and_then(Value::as_object);
-    for (group, topics) in forbidden.into_iter().flatten() {
+    let mut forbidden = ForbiddenTable::new();
+    let brought = root.get("forbiddenTable").and_then(Value::as_object);
+    for (group, topics) in brought.into_iter().flatten() {
         let bits = |(topic, bits): (&String, &Value)| {
             Some((topic.clone(), i32::try_from(bits.as_i64()?).ok()?))
         };
@@ -558,10 +522,11 @@ fn parse(bytes: &[u8]) -> Result<Loaded, String> {
             .flatten()
             .filter_map(bits)
             .collect();
-        state.forbidden.insert(group.clone(), topics);
+        forbidden.insert(group.clone(), topics);
     }
     Ok(Loaded {
-        state,
+        version: DataVersion::read(root.get("dataVersion")),
+        forbidden,
         generation: Generation::of(root.get("dataVersion")),
         groups: table
             .iter()

@@ -25,6 +25,27 @@ const OFFSETS_MAX: usize = 2_000_000;
 /// Most pending server-side resets.
 const RESETS_MAX: usize = 100_000;
 
+/// Server-side resets that no pull has taken yet: by group, topic and queue, the offset and the
+/// reset's number.
+#[derive(Default)]
+struct Resets {
+    pending: HashMap<(String, String, i32), (i64, u64)>,
+    next: u64,
+}
+
+impl Resets {
+    /// Groups that are gone never take theirs: with too many the older half is forgotten, whose
+    /// offsets are committed all the same.
+    fn insert(&mut self, queue: (String, String, i32), offset: i64) {
+        if self.pending.len() >= RESETS_MAX {
+            let kept_from = self.next - RESETS_MAX as u64 / 2;
+            self.pending.retain(|_, (_, number)| *number >= kept_from);
+        }
+        self.pending.insert(queue, (offset, self.next));
+        self.next += 1;
+    }
+}
+
 /// Names one offset. Both forms hash alike: the fields have the same order and content.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Place {
@@ -63,7 +84,7 @@ pub struct ConsumerOffsets {
     version: Mutex<DataVersion>,
     dirty: AtomicBool,
     has_resets: AtomicBool,
-    resets: Mutex<HashMap<(String, String, i32), i64>>,
+    resets: Mutex<Resets>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -262,7 +283,7 @@ impl ConsumerOffsets {
             topic: Some(topic),
             ..Walk::default()
         });
-        lock(&self.resets).retain(|(_, t, _), _| t != topic);
+        lock(&self.resets).pending.retain(|(_, t, _), _| t != topic);
         self.persist.changed(File::ConsumerOffsets)
     }
 
@@ -272,7 +293,7 @@ impl ConsumerOffsets {
             group: Some(group),
             ..Walk::default()
         });
-        lock(&self.resets).retain(|(g, _, _), _| g != group);
+        lock(&self.resets).pending.retain(|(g, _, _), _| g != group);
         self.persist.changed(File::ConsumerOffsets)
     }
 
@@ -306,22 +327,26 @@ impl ConsumerOffsets {
     }
 
     /// Server-side reset: the next pull of this queue starts at `offset`, and commits are ignored
-    /// until then. `false`: too many are pending.
+    /// until then. `false`: the offset table is full, and nothing is reset.
     pub fn assign_reset(&self, group: &str, topic: &str, queue_id: i32, offset: i64) -> bool {
-        let mut resets = lock(&self.resets);
-        if resets.len() >= RESETS_MAX {
-            return false;
-        }
-        resets.insert((group.to_string(), topic.to_string(), queue_id), offset);
+        // First: a commit of a member that comes in between is ignored.
+        lock(&self.resets).insert((group.to_string(), topic.to_string(), queue_id), offset);
         self.has_resets.store(true, Ordering::Release);
-        drop(resets);
-        self.commit(group, topic, queue_id, offset)
+        let committed = self.commit(group, topic, queue_id, offset);
+        if !committed {
+            self.take_reset(group, topic, queue_id);
+        }
+        committed
     }
 
     /// Whether a reset of this queue waits for the next pull.
     pub fn has_reset(&self, group: &str, topic: &str, queue_id: i32) -> bool {
         self.has_resets.load(Ordering::Acquire)
-            && lock(&self.resets).contains_key(&(group.to_string(), topic.to_string(), queue_id))
+            && lock(&self.resets).pending.contains_key(&(
+                group.to_string(),
+                topic.to_string(),
+                queue_id,
+            ))
     }
 
     /// Takes the pending reset of this queue.
@@ -329,10 +354,11 @@ impl ConsumerOffsets {
         if !self.has_resets.load(Ordering::Acquire) {
             return None;
         }
-        let mut resets = lock(&self.resets);
-        let taken = resets.remove(&(group.to_string(), topic.to_string(), queue_id));
-        self.has_resets.store(!resets.is_empty(), Ordering::Release);
-        taken
+        let pending = &mut lock(&self.resets).pending;
+        let taken = pending.remove(&(group.to_string(), topic.to_string(), queue_id));
+        self.has_resets
+            .store(!pending.is_empty(), Ordering::Release);
+        taken.map(|(offset, _)| offset)
     }
 
     /// Asks for a write if anything was committed since the last call; on a schedule and at stop.
@@ -785,6 +811,29 @@ mod tests {
         assert_eq!(offsets.take_reset("g", "T", 1), Some(42));
         assert_eq!(offsets.take_reset("g", "T", 1), None);
         assert_eq!(offsets.query("g", "T", 1), Some(42));
+    }
+
+    #[test]
+    fn a_reset_that_is_refused_leaves_nothing_behind() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let mut offsets = empty(&dir);
+        offsets.limit = 0;
+        assert!(!offsets.assign_reset("g", "T", 1, 42));
+        assert!(!offsets.has_reset("g", "T", 1), "commits would be ignored");
+    }
+
+    #[test]
+    fn resets_of_groups_that_are_gone_keep_nobody_from_resetting() {
+        let mut resets = Resets::default();
+        let queue = |number: usize| ("gone".to_owned(), "T".to_owned(), number as i32);
+        for number in 0..2 * RESETS_MAX {
+            resets.insert(queue(number), number as i64);
+            assert!(resets.pending.len() <= RESETS_MAX);
+        }
+        let last = 2 * RESETS_MAX - 1;
+        let (offset, _) = resets.pending[&queue(last)];
+        assert_eq!(offset, last as i64);
+        assert!(!resets.pending.contains_key(&queue(0)));
     }
 
     #[test]

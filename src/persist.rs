@@ -133,8 +133,8 @@ pub struct WriteError {
 pub enum LoadError {
     /// Neither the file nor its backup holds what it should.
     #[error(
-        "{} is damaged ({problem}) and so is its .bak; put a good copy in its place, or remove \
-         both to start without what they held",
+        "{} is damaged ({problem}) and {backup}; put a good copy in its place, or remove what is \
+         there to start without what it held",
         path.display()
     )]
     Damaged {
@@ -142,6 +142,8 @@ pub enum LoadError {
         path: PathBuf,
         /// What does not fit.
         problem: String,
+        /// What is wrong with its backup.
+        backup: &'static str,
     },
     /// The system refused.
     #[error("cannot read {}: {source}", path.display())]
@@ -481,9 +483,22 @@ fn load_from<T>(
             Ok(Some(value))
         }
         (Read::Absent, None) => Ok(None),
-        (_, Some(problem)) | (Read::Damaged(problem), None) => {
-            Err(LoadError::Damaged { path, problem })
-        }
+        (Read::Absent, Some(problem)) => Err(LoadError::Damaged {
+            path,
+            problem,
+            backup: "there is no .bak",
+        }),
+        (Read::Damaged(_), Some(problem)) => Err(LoadError::Damaged {
+            path,
+            problem,
+            backup: "so is its .bak",
+        }),
+        // The file is missing or empty: only a write that was cut short leaves that.
+        (Read::Damaged(problem), None) => Err(LoadError::Damaged {
+            path: backup,
+            problem,
+            backup: "the file itself is missing or empty",
+        }),
     }
 }
 

@@ -281,7 +281,9 @@ impl RegisteredFilters {
         if !table.replace(group, filters.clone()) {
             // Those that nobody uses make room.
             table.retain(|filter| !filter.is_dead());
-            if !table.replace(group, filters) {
+            let is_full = !table.replace(group, filters);
+            self.unmark(&table);
+            if is_full {
                 tracing::debug!(group, "filters not written down: there are too many");
                 return;
             }
@@ -297,6 +299,16 @@ impl RegisteredFilters {
             if before.is_none_or(|before| before.expression != filter.expression) {
                 filter.born_time = marks.set(group, topic, &filter.expression, filter.born_time);
             }
+        }
+    }
+
+    /// The dispatcher looks no more at selectors of filters that were forgotten.
+    fn unmark(&self, table: &Table) {
+        if let Some(marks) = &self.marks {
+            marks.retain(|group, topic| {
+                let filters = table.groups.get(group);
+                filters.is_some_and(|filters| filters.contains_key(topic))
+            });
         }
     }
 
@@ -323,12 +335,8 @@ impl RegisteredFilters {
             let mut table = self.table();
             let before = table.filters;
             table.retain(|filter| !filter.is_dead() || now_ms - filter.dead_time < self.kept_ms);
-            if let Some(marks) = self.marks.as_ref().filter(|_| table.filters < before) {
-                let kept = |group: &str, topic: &str| {
-                    let filters = table.groups.get(group);
-                    filters.is_some_and(|filters| filters.contains_key(topic))
-                };
-                marks.retain(kept);
+            if table.filters < before {
+                self.unmark(&table);
             }
             table.groups.clone()
         };

@@ -107,7 +107,7 @@ fn apply(services: &mut ServiceContext, wanted: &Wanted) -> Result<ResetOffsetBo
         if !offsets.assign_reset(&wanted.group, &queue.topic, queue.queue_id, *offset) {
             return Err(Reply::error(
                 SYSTEM_BUSY,
-                "too many offset resets wait for their consumers",
+                "the offset table is full: remove groups or topics that nobody uses",
             ));
         }
     }

@@ -222,7 +222,22 @@ fn damage_falls_back_to_the_backup_and_then_refuses() {
     std::fs::write(&path, "torn").expect("write");
     std::fs::remove_file(with_suffix(&path, ".bak")).expect("remove");
     let error = persist.load(File::Topics, utf8).expect_err("damaged");
-    assert!(error.to_string().contains("topics.json"), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("topics.json is damaged"), "{said}");
+    assert!(said.contains("there is no .bak"), "{said}");
+    std::fs::write(with_suffix(&path, ".bak"), "torn").expect("write");
+    let said = persist
+        .load(File::Topics, utf8)
+        .expect_err("damaged")
+        .to_string();
+    assert!(said.contains("so is its .bak"), "{said}");
+    std::fs::remove_file(&path).expect("remove");
+    let said = persist
+        .load(File::Topics, utf8)
+        .expect_err("damaged")
+        .to_string();
+    assert!(said.contains("topics.json.bak is damaged"), "{said}");
+    assert!(said.contains("missing or empty"), "{said}");
 }
 
 #[test]
