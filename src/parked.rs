@@ -257,7 +257,9 @@ impl<C: Copy + Eq + Hash, T> Parked<C, T> {
             let word = self.occupied[bucket / 64] >> (bucket % 64);
             if word != 0 {
                 let ticks = self.swept + 1 + step as u64 + u64::from(word.trailing_zeros());
-                return Some(self.start + TICK * (ticks.min(u64::from(u32::MAX)) as u32));
+                // Enough for 584 years.
+                let since = (TICK.as_nanos() as u64).saturating_mul(ticks);
+                return Some(self.start + Duration::from_nanos(since));
             }
             step += 64 - bucket % 64;
         }
@@ -396,6 +398,17 @@ mod tests {
 
     fn ms(count: u64) -> Duration {
         Duration::from_millis(count)
+    }
+
+    #[test]
+    fn a_wait_is_no_shorter_after_a_year_and_more() {
+        let (mut parked, start) = parked();
+        let now = start + Duration::from_secs(400 * 86_400);
+        assert!(due(&mut parked, now).is_empty());
+        parked.park(1, 0, now + ms(1000), 0, "a").unwrap();
+        let wake = parked.next_deadline().unwrap();
+        assert!(wake >= now + ms(1000) && wake <= now + ms(1000) + TICK);
+        assert_eq!(due(&mut parked, wake), ["a"]);
     }
 
     #[test]

@@ -73,9 +73,29 @@ impl Hint {
 /// All selectors by topic, for the dispatcher and for pulls.
 pub struct Marks {
     shape: Shape,
-    topics: ArcSwap<HashMap<Arc<str>, OfTopic>>,
+    table: ArcSwap<Table>,
     /// Latest store time of the records that were looked at, in milliseconds.
     latest: AtomicI64,
+}
+
+#[derive(Clone, Default)]
+struct Table {
+    topics: HashMap<Arc<str>, OfTopic>,
+    /// What all of them take, in bytes.
+    bytes: usize,
+}
+
+/// A selector that a group has for a topic.
+#[derive(Clone, Copy, Debug)]
+pub struct Selecting<'a> {
+    /// The group.
+    pub group: &'a str,
+    /// The topic.
+    pub topic: &'a str,
+    /// The SQL92 expression.
+    pub expression: &'a str,
+    /// Records stored after this time, in milliseconds, are to have units that know of it.
+    pub born: i64,
 }
 
 impl Marks {
@@ -83,77 +103,66 @@ impl Marks {
     pub fn new(shape: Shape) -> Self {
         Self {
             shape,
-            topics: ArcSwap::default(),
+            table: ArcSwap::default(),
             latest: AtomicI64::new(i64::MIN),
         }
     }
 
-    /// Takes a group's selector for a topic in place of the one it has, if there is room, and gives
-    /// the time of its birth: `now_ms` or later.
-    pub fn set(&self, group: &str, topic: &str, expression: &str, now_ms: i64) -> i64 {
-        let marked = self.insert(group, topic, expression);
-        // The dispatcher knows it from here on.
+    /// Takes selectors in place of those that their groups have for their topics, as far as there
+    /// is room, and sets the times of their births: those wanted, or later.
+    pub fn set(&self, selectors: &mut [Selecting<'_>]) {
+        let marked = self.insert(selectors);
+        // The dispatcher knows them from here on.
         fence(Ordering::SeqCst);
-        let born = now_ms.max(self.latest.load(Ordering::SeqCst));
-        if let Some(marked) = marked {
-            marked.born.store(born, Ordering::SeqCst);
-        }
-        born
-    }
-
-    /// As [`Marks::set`] for a selector of a former run.
-    pub fn load(&self, group: &str, topic: &str, expression: &str, born: i64) {
-        if let Some(marked) = self.insert(group, topic, expression) {
-            marked.born.store(born, Ordering::SeqCst);
+        let latest = self.latest.load(Ordering::SeqCst);
+        for (selector, marked) in selectors.iter_mut().zip(marked) {
+            selector.born = selector.born.max(latest);
+            if let Some(marked) = marked {
+                marked.born.store(selector.born, Ordering::SeqCst);
+            }
         }
     }
 
-    fn insert(&self, group: &str, topic: &str, expression: &str) -> Option<Arc<Marked>> {
-        let positions = self.shape.positions(group, topic).into();
-        let marked = Selector::compile(expression).ok().map(|selector| {
-            Arc::new(Marked {
-                group: group.into(),
-                expression: expression.into(),
-                selector,
-                positions,
-                born: AtomicI64::new(i64::MAX),
-            })
-        });
-        let mut topics = HashMap::clone(&self.topics.load());
-        let others = |list: &OfTopic| -> Vec<Arc<Marked>> {
-            let others = list.iter().filter(|one| &*one.group != group);
-            others.map(Arc::clone).collect()
-        };
-        let mut list = topics.get(topic).map(others).unwrap_or_default();
-        let used: usize = topics
-            .iter()
-            .filter(|(name, _)| &***name != topic)
-            .flat_map(|(_, list)| list.iter())
-            .chain(&list)
-            .map(|one| one.bytes())
-            .sum();
-        let marked = marked.filter(|one| used + one.bytes() <= BYTES_MAX);
-        list.extend(marked.clone());
-        topics.insert(Arc::from(topic), list.into());
-        self.topics.store(Arc::new(topics));
+    /// As [`Marks::set`] for selectors of a former run, which are as old as they say.
+    pub fn load(&self, selectors: &[Selecting<'_>]) {
+        for (selector, marked) in selectors.iter().zip(self.insert(selectors)) {
+            if let Some(marked) = marked {
+                marked.born.store(selector.born, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// One new table for all of them: each is a copy of what was there.
+    fn insert(&self, selectors: &[Selecting<'_>]) -> Vec<Option<Arc<Marked>>> {
+        let mut table = Table::clone(&self.table.load());
+        let insert = |selecting| table.insert(self.shape, selecting);
+        let marked = selectors.iter().map(insert).collect();
+        self.table.store(Arc::new(table));
         marked
     }
 
     /// Forgets the selectors for which `is_kept`, given group and topic, is false.
     pub fn retain(&self, is_kept: impl Fn(&str, &str) -> bool) {
-        let topics = self.topics.load();
-        let kept = topics.iter().map(|(topic, list)| {
+        let table = self.table.load();
+        let kept = table.topics.iter().map(|(topic, list)| {
             let kept = list.iter().filter(|one| is_kept(&one.group, topic));
             (Arc::clone(topic), kept.map(Arc::clone).collect::<OfTopic>())
         });
-        let kept: HashMap<Arc<str>, OfTopic> = kept.filter(|(_, list)| !list.is_empty()).collect();
-        self.topics.store(Arc::new(kept));
+        let topics: HashMap<Arc<str>, OfTopic> =
+            kept.filter(|(_, list)| !list.is_empty()).collect();
+        let bytes = topics.values().flat_map(|list| list.iter());
+        let bytes = bytes.map(|one| one.bytes()).sum();
+        self.table.store(Arc::new(Table { topics, bytes }));
     }
 
     /// What units tell of a group's expression for a topic; `None` if nothing.
     pub fn hint(&self, group: &str, topic: &str, expression: &str) -> Option<Arc<Hint>> {
-        let topics = self.topics.load();
-        let marked = topics.get(topic)?.iter().find(|one| &*one.group == group)?;
+        let table = self.table.load();
+        let marked = table
+            .topics
+            .get(topic)?
+            .iter()
+            .find(|one| &*one.group == group)?;
         (&*marked.expression == expression).then(|| Arc::new(self.hint_of(marked)))
     }
 
@@ -166,11 +175,46 @@ impl Marks {
     }
 }
 
+impl Table {
+    /// Puts a selector in the place of the one that its group has for its topic; `None` if it is no
+    /// expression, or there is no room.
+    fn insert(&mut self, shape: Shape, selecting: &Selecting<'_>) -> Option<Arc<Marked>> {
+        let Selecting {
+            group,
+            topic,
+            expression,
+            ..
+        } = *selecting;
+        let mut list: Vec<_> = self
+            .topics
+            .get(topic)
+            .map_or_else(Vec::new, |list| list.to_vec());
+        if let Some(old) = list.iter().position(|one| &*one.group == group) {
+            self.bytes -= list.remove(old).bytes();
+        }
+        let marked = Selector::compile(expression).ok().map(|selector| Marked {
+            group: group.into(),
+            expression: expression.into(),
+            selector,
+            positions: shape.positions(group, topic).into(),
+            born: AtomicI64::new(i64::MAX),
+        });
+        let room = BYTES_MAX - self.bytes.min(BYTES_MAX);
+        let marked = marked.filter(|one| one.bytes() <= room).map(Arc::new);
+        if let Some(one) = &marked {
+            self.bytes += one.bytes();
+            list.push(Arc::clone(one));
+        }
+        self.topics.insert(Arc::from(topic), list.into());
+        marked
+    }
+}
+
 impl UnitCheck for Marks {
     fn problem(&self, record: &Record<'_>, unit: &Unit<'_>) -> Option<String> {
-        let topics = self.topics.load();
+        let table = self.table.load();
         let mut work = 0;
-        let hidden = topics.get(record.topic())?.iter().find(|one| {
+        let hidden = table.topics.get(record.topic())?.iter().find(|one| {
             let hint = self.hint_of(one);
             !hint.may_match(unit) && one.selector.matches(record.properties(), &mut work)
         })?;
@@ -194,15 +238,19 @@ impl BitsOfRecord for Marks {
         let time = record.store_timestamp();
         self.latest.fetch_max(time, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let topics = self.topics.load();
-        let Some(list) = topics.get(record.topic()).filter(|list| !list.is_empty()) else {
+        let table = self.table.load();
+        let Some(list) = table
+            .topics
+            .get(record.topic())
+            .filter(|list| !list.is_empty())
+        else {
             return;
         };
         out.resize(self.shape.bytes(), 0);
         let mut work = 0;
         for one in list.iter() {
             if one.selector.matches(record.properties(), &mut work) {
-                set(out, &one.positions);
+                set_bits(out, &one.positions);
             }
             if work > WORK_MAX {
                 out.clear();
@@ -212,7 +260,7 @@ impl BitsOfRecord for Marks {
     }
 }
 
-fn set(bits: &mut [u8], positions: &[i32]) {
+fn set_bits(bits: &mut [u8], positions: &[i32]) {
     for position in positions {
         let byte = usize::try_from(position / 8).ok();
         if let Some(byte) = byte.and_then(|byte| bits.get_mut(byte)) {
@@ -247,6 +295,31 @@ mod tests {
         bytes
     }
 
+    fn load(marks: &Marks, group: &str, topic: &str, expression: &str) {
+        marks.load(&[selecting(group, topic, expression, 5)]);
+    }
+
+    /// Gives the time of its birth.
+    fn set(marks: &Marks, group: &str, topic: &str, expression: &str, born: i64) -> i64 {
+        let mut one = [selecting(group, topic, expression, born)];
+        marks.set(&mut one);
+        one[0].born
+    }
+
+    fn selecting<'a>(
+        group: &'a str,
+        topic: &'a str,
+        expression: &'a str,
+        born: i64,
+    ) -> Selecting<'a> {
+        Selecting {
+            group,
+            topic,
+            expression,
+            born,
+        }
+    }
+
     fn bits(marks: &Marks, record: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         marks.bits(&Record::decode(record).unwrap(), &mut out);
@@ -265,7 +338,7 @@ mod tests {
     fn the_bits_of_a_record_are_apaches() {
         let marks = Marks::new(Shape::new(20, 32));
         assert!(bits(&marks, &record("GSql", "price\u{1}11\u{2}", 5)).is_empty());
-        marks.load("g_sql", "GSql", "price > 10", 5);
+        load(&marks, "g_sql", "GSql", "price > 10");
         // From the recorded store sql-ext-clean-4.9.7.
         let passes = bits(&marks, &record("GSql", "price\u{1}11\u{2}", 6));
         assert_eq!(passes, [0x20, 0, 0, 0x80, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0]);
@@ -284,7 +357,7 @@ mod tests {
     #[test]
     fn a_unit_that_hides_its_record_from_a_group_is_told_with_the_group() {
         let marks = Marks::new(Shape::new(20, 32));
-        marks.load("g_sql", "GSql", "price > 10", 5);
+        load(&marks, "g_sql", "GSql", "price > 10");
         let bytes = record("GSql", "price\u{1}11\u{2}", 6);
         let passing = Record::decode(&bytes).unwrap();
         let whole = bits(&marks, &bytes);
@@ -310,8 +383,8 @@ mod tests {
         let marks = Marks::new(Shape::new(20, 32));
         // The clock was ahead.
         bits(&marks, &record("T", "", 1_000));
-        assert_eq!(marks.set("g", "T", "a = 1", 400), 1_000);
-        assert_eq!(marks.set("g", "T", "a = 2", 1_500), 1_500);
+        assert_eq!(set(&marks, "g", "T", "a = 1", 400), 1_000);
+        assert_eq!(set(&marks, "g", "T", "a = 2", 1_500), 1_500);
         let fails = bits(&marks, &record("T", "a\u{1}1\u{2}", 1_500));
         let hint = marks.hint("g", "T", "a = 2").unwrap();
         assert!(hint.may_match(&unit(&fails, 1_500)));
@@ -323,7 +396,7 @@ mod tests {
         let marks = Marks::new(Shape::new(20, 32));
         let text = "x".repeat(30_000);
         let expression = vec!["a CONTAINS 'zy'"; 100].join(" OR ");
-        marks.set("slow", "T", &expression, 0);
+        set(&marks, "slow", "T", &expression, 0);
         assert!(bits(&marks, &record("T", &format!("a\u{1}{text}"), 1)).is_empty());
         assert_eq!(bits(&marks, &record("T", "a\u{1}y\u{2}", 1)), [0; 14]);
     }
@@ -333,13 +406,13 @@ mod tests {
         let marks = Marks::new(Shape::new(20, 32));
         let long = format!("a = '{}'", "x".repeat(30_000));
         for group in 0..40 {
-            marks.set(&format!("g{group}"), "T", &long, 0);
+            set(&marks, &format!("g{group}"), "T", &long, 0);
         }
         assert!(marks.hint("g0", "T", &long).is_some());
         assert!(marks.hint("g39", "T", &long).is_none());
         marks.retain(|group, _| group != "g0");
         assert!(marks.hint("g0", "T", &long).is_none());
-        marks.set("g39", "T", &long, 0);
+        set(&marks, "g39", "T", &long, 0);
         assert!(marks.hint("g39", "T", &long).is_some());
     }
 }

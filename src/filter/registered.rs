@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::SQL92;
 use super::bloom::Shape;
-use super::marks::{Hint, Marks};
+use super::marks::{Hint, Marks, Selecting};
 use crate::persist::{File, LoadError, Persist};
 use crate::state_json::JsonWriter;
 
@@ -140,6 +140,15 @@ fn bytes_of(group: &str, filters: &Filters) -> usize {
     filters.iter().map(one).sum()
 }
 
+fn selecting<'a>(group: &'a str, filters: &'a Filters) -> impl Iterator<Item = Selecting<'a>> {
+    filters.iter().map(move |(topic, filter)| Selecting {
+        group,
+        topic,
+        expression: &filter.expression,
+        born: filter.born_time,
+    })
+}
+
 /// The filters of all groups, by group and topic.
 pub struct RegisteredFilters {
     table: Mutex<Table>,
@@ -202,13 +211,12 @@ impl RegisteredFilters {
             }
         }
         let marks = settings.marks.then(|| Arc::new(Marks::new(shape)));
+        if let Some(marks) = &marks {
+            let selectors = groups.iter().flat_map(|(group, of)| selecting(group, of));
+            marks.load(&selectors.collect::<Vec<_>>());
+        }
         let mut table = Table::default();
         for (group, filters) in groups {
-            if let Some(marks) = &marks {
-                for (topic, filter) in &filters {
-                    marks.load(&group, topic, &filter.expression, filter.born_time);
-                }
-            }
             if !table.replace(&group, filters) {
                 tracing::warn!(%group, "consumerFilter.json: more filters than are kept, left out");
             }
@@ -229,11 +237,17 @@ impl RegisteredFilters {
         let file = persist.load(File::ConsumerFilters, parse).ok().flatten()?;
         let shape = Shape::new(settings.error_percent, settings.expected_groups);
         let marks = Marks::new(shape);
-        for (topic, filters) in known(file, shape) {
-            for (group, StoredFilter { filter, .. }) in filters.group_filter_data {
-                marks.load(&group, &topic, &filter.expression, filter.born_time);
-            }
-        }
+        let filters = known(file, shape);
+        let selectors = filters.iter().flat_map(|(topic, filters)| {
+            let of_topic = filters.group_filter_data.iter();
+            of_topic.map(move |(group, StoredFilter { filter, .. })| Selecting {
+                group,
+                topic,
+                expression: &filter.expression,
+                born: filter.born_time,
+            })
+        });
+        marks.load(&selectors.collect::<Vec<_>>());
         Some(marks)
     }
 
@@ -294,10 +308,25 @@ impl RegisteredFilters {
     /// Lets the dispatcher know of selectors that are new.
     fn mark(&self, group: &str, known: &Filters, filters: &mut Filters) {
         let Some(marks) = &self.marks else { return };
-        for (topic, filter) in filters {
+        let is_new = |topic: &str, filter: &Filter| {
             let before = known.get(topic);
-            if before.is_none_or(|before| before.expression != filter.expression) {
-                filter.born_time = marks.set(group, topic, &filter.expression, filter.born_time);
+            before.is_none_or(|before| before.expression != filter.expression)
+        };
+        let mut new: Vec<_> = selecting(group, filters)
+            .filter(|new| {
+                filters
+                    .get(new.topic)
+                    .is_some_and(|filter| is_new(new.topic, filter))
+            })
+            .collect();
+        marks.set(&mut new);
+        let born: Vec<_> = new
+            .iter()
+            .map(|new| (Arc::<str>::from(new.topic), new.born))
+            .collect();
+        for (topic, born) in born {
+            if let Some(filter) = filters.get_mut(&topic) {
+                filter.born_time = born;
             }
         }
     }

@@ -9,8 +9,9 @@ use std::time::Duration;
 use saturnmq_net::codes::request as codes;
 use saturnmq_net::messages::send::SendRequest;
 use saturnmq_storage::append_queue::{AppendFailure, Appended, PushError};
-use saturnmq_storage::format::message::MessageParts;
+use saturnmq_storage::format::message::{MessageParts, sys_flag};
 use saturnmq_storage::format::message_id::MessageId;
+use saturnmq_storage::format::properties::names::INNER_MULTI_QUEUE_OFFSET;
 use saturnmq_storage::queue_table::Queue;
 
 use crate::answer::{Answer, Ask, CoreMessage, Reply, ReplySlot, Request, SYSTEM_ERROR};
@@ -18,6 +19,7 @@ use crate::broker::Broker;
 use crate::core::now_ms;
 use crate::handler::properties::{self, PropertyScan};
 use crate::handler::send_checks;
+use crate::handler::send_properties::UNQUEUED;
 use crate::handler::{MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE};
 use crate::held::Held;
 use crate::services::ServiceContext;
@@ -68,6 +70,9 @@ pub fn reply(broker: &Broker, request: &Request<'_>) -> Answer {
     if let Some(ticket) = broker.awaited(&topic, send.queue_id.max(0)) {
         return Answer::Rerun(ticket);
     }
+    if !sys_flag::is_queued(send.sys_flag) {
+        return send_checks::refused(broker, MESSAGE_ILLEGAL, UNQUEUED);
+    }
     let limit = broker.live.load().max_message_size;
     if request.command.body.len() > limit {
         let remark = format!("the message is illegal: its body exceeds the limit of {limit}B");
@@ -105,7 +110,7 @@ fn store(services: &mut ServiceContext, slot: ReplySlot, taken: Taken) {
     if !broker.live.load().store_reply_message {
         return push(services, slot, &taken, None);
     }
-    let properties = taken.properties.clone();
+    let properties = properties_kept(&taken.properties);
     let (queue, body) = (Arc::clone(&taken.queue), taken.body.clone());
     let topic = taken.topic.clone();
     let parts = MessageParts {
@@ -119,7 +124,7 @@ fn store(services: &mut ServiceContext, slot: ReplySlot, taken: Taken) {
         reconsume_times: taken.reconsume_times,
         prepared_transaction_offset: 0,
         body: &body,
-        properties: &[properties.as_bytes()],
+        properties: &[&properties],
     };
     let then = move |services: &mut ServiceContext, outcome: Result<Appended, _>| {
         push(services, slot, &taken, outcome.ok());
@@ -127,6 +132,19 @@ fn store(services: &mut ServiceContext, slot: ReplySlot, taken: Taken) {
     if let Err(error) = services.append(&queue, &parts, Box::new(then)) {
         services.reply(slot, refusal(&broker, &error));
     }
+}
+
+/// What is stored of a reply's properties: only the broker says where a message stands.
+fn properties_kept(text: &str) -> Vec<u8> {
+    let mut scan = PropertyScan::default();
+    scan.read(text);
+    if !scan.has_inner() {
+        return text.as_bytes().to_vec();
+    }
+    scan.remove(text, INNER_MULTI_QUEUE_OFFSET);
+    let mut kept = Vec::with_capacity(text.len());
+    scan.write(text, &mut kept);
+    kept
 }
 
 /// Why a reply was not stored. Only 13 says that sending it again is of no use.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use saturnmq_net::messages::send::SendBack;
 use saturnmq_storage::append_queue::PushError;
 use saturnmq_storage::format::message::{MessageParts, sys_flag};
+use saturnmq_storage::format::properties::names::INNER_MULTI_QUEUE_OFFSET;
 use saturnmq_storage::format::record::Record;
 
 use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR, WorkJob};
@@ -138,6 +139,8 @@ fn copy_properties(back: &Back, record: &Record<'_>, dead: bool, level: i32) -> 
         scan.remove(&text, properties::REAL_QID);
     }
     scan.remove(&text, properties::WAIT);
+    // The copy stands elsewhere: it is said anew where it enters light queues.
+    scan.remove(&text, INNER_MULTI_QUEUE_OFFSET);
     let origin = scan
         .get(&text, properties::ORIGIN_MESSAGE_ID)
         .map(str::to_owned);

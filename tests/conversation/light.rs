@@ -236,6 +236,67 @@ fn with_too_many_light_queues_none_is_made_and_those_that_are_there_go_on() {
 }
 
 #[test]
+fn a_reply_says_nowhere_where_it_stands() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &LIGHT);
+    let mut talk = Talk::to(running.address("broker"));
+    for number in 0..8_i64 {
+        if number == 5 {
+            // Its names are not all light queues': it enters none.
+            let says = "INNER_MULTI_QUEUE_OFFSET\u{1}5,0\u{2}";
+            let properties = to("%LMQ%a,bad/name") + says;
+            let fields = send_fields("T", "0", &properties, "false");
+            let answer = talk.ask(325, &fields, b"a reply to nobody");
+            assert!(answer.remark.contains("REPLY_TO_CLIENT"), "{answer:?}");
+        }
+        talk.send_message("T", 0, &to("%LMQ%a"), number.to_string().as_bytes());
+    }
+    let expected: Vec<_> = (0..8_i64).map(|n| (n.to_string(), n.to_string())).collect();
+    assert_eq!(all(&mut talk, "%LMQ%a"), expected);
+    let mut running = running;
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    let again = [&LIGHT[..], &["--rebuild-queues"]].concat();
+    let running = Running::start(dir.path(), &again);
+    let mut talk = Talk::to(running.address("broker"));
+    assert_eq!(all(&mut talk, "%LMQ%a"), expected);
+    let mut fields = send_fields("T", "0", "", "false");
+    fields[5].1 = "4";
+    let refused = talk.ask(325, &fields, b"prepared");
+    assert_eq!(refused.code, 13, "{refused:?}");
+}
+
+#[test]
+fn dead_letters_stand_in_no_light_queue_of_their_originals() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &LIGHT);
+    let mut talk = Talk::to(running.address("broker"));
+    let mut places = Vec::new();
+    for number in 0..6_i32 {
+        let body = number.to_string();
+        let sent = talk.send_message("T", 0, &to("%LMQ%a"), body.as_bytes());
+        let id = saturnmq_storage::format::message_id::MessageId::parse(&sent.ext["msgId"]);
+        places.push(id.expect("an id").1.to_string());
+    }
+    let expected = all(&mut talk, "%LMQ%a");
+    assert_eq!(expected.len(), 6);
+    assert_eq!(running.stop().code(), Some(0));
+    // Nobody looks at names of light queues now.
+    let mut running = Running::start(dir.path(), &[]);
+    let mut talk = Talk::to(running.address("broker"));
+    for place in &places[1..4] {
+        let fields = [("offset", &**place), ("group", "g"), ("delayLevel", "-1")];
+        let answer = talk.ask(36, &fields, b"");
+        assert_eq!(answer.code, 0, "{answer:?}");
+    }
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    let running = Running::start(dir.path(), &LIGHT);
+    let mut talk = Talk::to(running.address("broker"));
+    assert_eq!(all(&mut talk, "%LMQ%a"), expected);
+}
+
+#[test]
 fn light_queues_and_the_offsets_of_their_groups_outlive_a_kill_and_a_stop() {
     let dir = directory();
     let running = Running::start(dir.path(), &LIGHT);
