@@ -26,8 +26,9 @@ const TIMER: &str = "transaction messages and batches cannot be messages for a t
                      TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS)";
 
 /// Why a message with these bits is not taken.
-pub const UNQUEUED: &str = "sysFlag has the bits of a prepared (4) or rolled back (12) transaction, and the message is no \
-     transaction message (property TRAN_MSG): nobody would get it";
+pub const UNQUEUED: &str = "\
+    sysFlag has the bits of a prepared (4) or rolled back (12) transaction, and the message is no \
+    transaction message (property TRAN_MSG): nobody would get it";
 
 const OFFSETS: &str = "messages of a batch cannot have the property INNER_MULTI_QUEUE_OFFSET: only \
                        the broker says where a message stands";
