@@ -668,7 +668,8 @@ mod tests {
         let by_origin = |expression, version| {
             let data = vec![sql("T", expression, version), sql("%RETRY%g", "TRUE", 1)];
             let mut beat = heartbeat("g", 0);
-            beat.subscriptions = Some(crate::subscription::subscriptions(data, true));
+            let known = HashMap::new();
+            beat.subscriptions = Some(crate::subscription::subscriptions(data, &known, true));
             clients.register_consumer(beat, &member, 0);
             let view = clients.consumer("g").expect("registered").view();
             match &view.subscriptions["%RETRY%g"].filter {

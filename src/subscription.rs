@@ -135,7 +135,39 @@ impl Subscription {
     /// bytes than Java for tags outside ASCII) and those of its tags: a broker may filter too
     /// little, never too much.
     pub fn new(data: SubscriptionData) -> Self {
-        let filter = if data.class_filter_mode {
+        Self {
+            topic: Arc::from(data.topic.as_str()),
+            filter: Self::filter(&data),
+            data,
+        }
+    }
+
+    /// As [`Subscription::new`]. What is `known` of the topic is not compiled again: clients send
+    /// all they want with every heartbeat.
+    fn renewed(data: SubscriptionData, known: Option<&Subscription>) -> Self {
+        match known.filter(|known| known.says(&data)) {
+            Some(known) => Self {
+                topic: Arc::clone(&known.topic),
+                filter: known.filter.clone(),
+                data,
+            },
+            None => Self::new(data),
+        }
+    }
+
+    /// Whether `data` says the same, whatever its version, and the filter was made from that.
+    fn says(&self, data: &SubscriptionData) -> bool {
+        let known = &self.data;
+        !matches!(self.filter, Some(Wanted::SelectedByOrigin(_)))
+            && known.class_filter_mode == data.class_filter_mode
+            && known.expression_type == data.expression_type
+            && known.sub_string == data.sub_string
+            && known.tags_set == data.tags_set
+            && known.code_set == data.code_set
+    }
+
+    fn filter(data: &SubscriptionData) -> Option<Wanted> {
+        if data.class_filter_mode {
             Some(Wanted::ALL)
         } else if data.expression_type == SQL92 {
             Selector::compile(&data.sub_string)
@@ -152,11 +184,6 @@ impl Subscription {
                 wanted.extend(tags(&data.sub_string).map(java_hash));
             }
             Some(Wanted::Tags(TagFilter::from_codes(wanted)))
-        };
-        Self {
-            topic: Arc::from(data.topic.as_str()),
-            data,
-            filter,
         }
     }
 
@@ -182,10 +209,19 @@ pub fn is_tag(expression_type: &str) -> bool {
     expression_type.is_empty() || expression_type == TAG
 }
 
-/// The subscriptions of one heartbeat. With `retries` (`filterSupportRetry`) a selector on the
-/// group's retry topic gives way to those of the topics that messages first came from.
-pub fn subscriptions(data: Vec<SubscriptionData>, retries: bool) -> Vec<Subscription> {
-    let mut all: Vec<Subscription> = data.into_iter().map(Subscription::new).collect();
+/// The subscriptions of one heartbeat of a group of which `known` is known, by topic. With
+/// `retries` (`filterSupportRetry`) a selector on the group's retry topic gives way to those of the
+/// topics that messages first came from.
+pub fn subscriptions(
+    data: Vec<SubscriptionData>,
+    known: &HashMap<Arc<str>, Arc<Subscription>>,
+    retries: bool,
+) -> Vec<Subscription> {
+    let renewed = |data: SubscriptionData| {
+        let known = known.get(data.topic.as_str()).map(Arc::as_ref);
+        Subscription::renewed(data, known)
+    };
+    let mut all: Vec<Subscription> = data.into_iter().map(renewed).collect();
     let selected = |subscription: &Subscription| match &subscription.filter {
         Some(Wanted::Selected(selector)) => Some(Arc::clone(selector)),
         _ => None,
@@ -279,6 +315,30 @@ mod tests {
         data.sub_string.push('B');
         let error = check_size(&data).unwrap_err().to_string();
         assert!(error.contains("32769 bytes"), "{error}");
+    }
+
+    #[test]
+    fn an_expression_that_is_sent_again_is_not_compiled_again() {
+        let sent = |expression: &str, sub_version| {
+            vec![SubscriptionData {
+                topic: "T".into(),
+                sub_string: expression.into(),
+                expression_type: SQL92.into(),
+                sub_version,
+                ..SubscriptionData::default()
+            }]
+        };
+        let selector = |one: &Subscription| match &one.filter {
+            Some(Wanted::Selected(selector)) => Arc::clone(selector),
+            other => panic!("{other:?}"),
+        };
+        let first = subscriptions(sent("a = 1", 1), &HashMap::new(), true).remove(0);
+        let compiled = selector(&first);
+        let known = HashMap::from([(Arc::clone(&first.topic), Arc::new(first))]);
+        let again = subscriptions(sent("a = 1", 2), &known, true).remove(0);
+        assert!(Arc::ptr_eq(&selector(&again), &compiled));
+        let other = subscriptions(sent("a = 2", 1), &known, true).remove(0);
+        assert_eq!(format!("{:?}", selector(&other)), "Selector((a = 2))");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Registration of clients: requests 34, 35, 38 and 46, and the notification 40
 //! (docs/behaviour.md, Client management).
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -142,11 +143,8 @@ impl Heartbeat<'_> {
             return;
         }
         // A group that does not exist is left out; the client's pulls tell it so.
-        let group = match self
-            .broker
-            .groups
-            .find_or_create(&consumer.group_name, &live)
-        {
+        let groups = &self.broker.groups;
+        let group = match groups.find_or_create(&consumer.group_name, &live) {
             FoundGroup::Found(group) | FoundGroup::Created(group, _) => group,
             FoundGroup::Missing | FoundGroup::Illegal(_) => return,
         };
@@ -157,9 +155,13 @@ impl Heartbeat<'_> {
         // Made by it or by another request a moment ago.
         self.group_ticket = self.pending(group.ticket()).or(self.group_ticket);
         self.make_retry_topic(&group, ordered, consumer.unit_mode);
-        let known = self.broker.clients.consumer(&consumer.group_name).is_some();
-        let subscriptions = (!self.without_subscriptions)
-            .then(|| subscriptions(consumer.subscription_data_set, live.filter_support_retry));
+        let known = self.broker.clients.consumer(&consumer.group_name);
+        let view = known.as_ref().map(|known| known.view());
+        let subscriptions = (!self.without_subscriptions).then(|| {
+            let before = view.map_or_else(HashMap::new, |view| view.subscriptions.clone());
+            let sent = consumer.subscription_data_set;
+            subscriptions(sent, &before, live.filter_support_retry)
+        });
         let heartbeat = ConsumerHeartbeat {
             group: consumer.group_name,
             consume_type: consumer.consume_type,
@@ -184,7 +186,8 @@ impl Heartbeat<'_> {
         if !self.without_subscriptions && refused.is_none() {
             self.keep_filters(&group.config.name);
         }
-        self.subscription_changed |= fingerprint_differed || (self.without_subscriptions && !known);
+        self.subscription_changed |=
+            fingerprint_differed || (self.without_subscriptions && known.is_none());
         if changed {
             notify(
                 self.broker,
