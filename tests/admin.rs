@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::serve::{Running, directory};
 
 /// Longest wait for anything in these tests.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs `saturnmq admin` against a broker.
 fn admin(running: &Running, arguments: &[&str]) -> Output {

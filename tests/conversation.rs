@@ -29,10 +29,11 @@ use saturnmq_net::command::{Scratch, decode};
 use saturnmq_net::encode::Encoder;
 use saturnmq_net::frame::{Codec, MAX_FRAME, Parsed, parse};
 
+use crate::patience::{TooSlow, in_time, soon};
 use crate::serve::{Running, directory};
 
 /// Longest wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A frame that arrived.
 #[derive(Clone, Debug)]
@@ -141,8 +142,9 @@ impl Talk {
             match self.stream.read(&mut buffer) {
                 Ok(0) => return None,
                 Ok(count) => self.unread.extend_from_slice(&buffer[..count]),
-                Err(_) if Instant::now() < until => return None,
-                Err(_) => {}
+                // Also when this process was stopped and goes on.
+                Err(error) if is_over_or_interrupted(&error) => {}
+                Err(_) => return None,
             }
         }
     }
@@ -180,6 +182,7 @@ impl Talk {
             match self.stream.read(&mut buffer) {
                 Ok(0) => return true,
                 Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
             }
         }
@@ -262,6 +265,14 @@ fn send_fields<'a>(
         ("k", "false"),
         ("m", batch),
     ]
+}
+
+fn is_over_or_interrupted(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(
+        error.kind(),
+        ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut
+    )
 }
 
 /// A JSON frame with another `version` member: the codec itself always says 479.

@@ -6,6 +6,7 @@ mod bench;
 mod cluster;
 mod conversation;
 mod limits;
+mod patience;
 mod serve;
 mod starting;
 mod style;

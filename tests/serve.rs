@@ -18,8 +18,10 @@ use saturnmq_net::client::{Client, OwnedCommand};
 use saturnmq_net::encode::Encoder;
 use tempfile::TempDir;
 
+use crate::patience::soon;
+
 /// Longest wait for anything in these tests.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Small files, so that a store is made quickly.
 const SMALL: [&str; 3] = [
@@ -578,6 +580,15 @@ fn health_is_told_over_http() {
 
 #[test]
 fn a_stop_answers_pulls_that_are_held_and_does_not_wait_for_them() {
+    soon(
+        "a stop",
+        Duration::from_secs(8),
+        stop_with_a_pull_that_is_held,
+    );
+}
+
+/// Stops a broker that holds a pull for ten minutes; how long that took.
+fn stop_with_a_pull_that_is_held() -> Duration {
     let dir = directory();
     let mut running = Running::start(dir.path(), &[]);
     assert_eq!(running.send("Orders", b"x").code, 0);
@@ -591,7 +602,7 @@ fn a_stop_answers_pulls_that_are_held_and_does_not_wait_for_them() {
         // Suspend, and a subscription in the request.
         ("sysFlag", "6"),
         ("commitOffset", "0"),
-        ("suspendTimeoutMillis", "30000"),
+        ("suspendTimeoutMillis", "600000"),
         ("subscription", "*"),
         ("subVersion", "0"),
         ("expressionType", "TAG"),
@@ -613,11 +624,7 @@ fn a_stop_answers_pulls_that_are_held_and_does_not_wait_for_them() {
     let answer = client.receive(begun + PATIENCE).expect("an answer");
     assert_eq!(answer.map(|answer| answer.code), Some(14));
     assert_eq!(running.wait().code(), Some(0));
-    assert!(
-        begun.elapsed() < Duration::from_secs(8),
-        "{:?}",
-        begun.elapsed()
-    );
+    begun.elapsed()
 }
 
 #[test]

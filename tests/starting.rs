@@ -13,9 +13,9 @@ use crate::serve::{Running, directory, program, refusal};
 #[test]
 fn a_start_right_after_a_kill_gets_its_ports() {
     let dir = directory();
-    let mut running = Running::start(dir.path(), &[]);
-    let port = running.address("broker").port().to_string();
-    let listen = format!("127.0.0.1:{port}");
+    // Nobody else takes a port of this address in between.
+    let mut running = Running::start(dir.path(), &["--listen", "127.77.0.2:0"]);
+    let listen = running.address("broker").to_string();
     for _ in 0..6 {
         assert_eq!(running.send("Orders", b"one").code, 0);
         running.signal(Signal::SIGKILL);

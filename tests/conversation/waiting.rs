@@ -8,18 +8,23 @@ fn a_waiting_pull_is_answered_as_soon_as_a_message_is_there() {
     let mut consumer = Talk::to(running.address("broker"));
     let mut producer = Talk::to(running.address("broker"));
     producer.send_message("T", 0, "", b"0");
+    let mut late = Vec::new();
     for offset in 1..50 {
+        // Longer than the test waits for an answer.
         let opaque = consumer.start_pull(&Pull {
-            wait_ms: 15_000,
+            wait_ms: 600_000,
             ..Pull::of("T", offset)
         });
         let sent = producer.send_message("T", 0, "", b"now");
         let answer = consumer.answer(opaque);
         assert_eq!(answer.code, 0, "{answer:?}");
         assert_eq!(records(&answer.body)[0].0, offset);
-        let late = answer.at.saturating_duration_since(sent.at);
-        assert!(late < Duration::from_secs(2), "{late:?} after SEND_OK");
+        late.push(answer.at.saturating_duration_since(sent.at));
     }
+    // A machine that stands still delays one or two.
+    late.sort_unstable();
+    assert!(late[25] < Duration::from_millis(500), "{late:?}");
+    assert!(late[44] < Duration::from_secs(2), "{late:?}");
 }
 
 #[test]
@@ -27,20 +32,22 @@ fn a_waiting_pull_is_answered_when_its_time_is_over() {
     let (running, _dir) = broker(&[]);
     let mut talk = Talk::to(running.address("broker"));
     talk.send_message("T", 0, "", b"0");
-    let begun = Instant::now();
-    let answer = talk.pull(&Pull {
-        wait_ms: 600,
-        ..Pull::of("T", 1)
+    soon("a wait of 600 ms", Duration::from_secs(3), || {
+        let begun = Instant::now();
+        let answer = talk.pull(&Pull {
+            wait_ms: 600,
+            ..Pull::of("T", 1)
+        });
+        let waited = answer.at - begun;
+        assert_eq!(
+            (answer.code, answer.number("nextBeginOffset")),
+            (19, 1),
+            "{answer:?}"
+        );
+        assert_eq!(answer.remark, "OFFSET_OVERFLOW_ONE");
+        assert!(waited >= Duration::from_millis(600), "{waited:?}");
+        waited
     });
-    let waited = answer.at - begun;
-    assert_eq!(
-        (answer.code, answer.number("nextBeginOffset")),
-        (19, 1),
-        "{answer:?}"
-    );
-    assert_eq!(answer.remark, "OFFSET_OVERFLOW_ONE");
-    assert!(waited >= Duration::from_millis(600), "{waited:?}");
-    assert!(waited < Duration::from_secs(3), "{waited:?}");
 }
 
 #[test]
@@ -179,7 +186,7 @@ fn a_pull_that_waits_for_a_deleted_topic_ends_with_its_absence() {
     assert_eq!(talk.pull(&Pull::of("T", 1)).code, 19);
     // Answered when the topic goes, not when its time is over.
     let wait = Pull {
-        wait_ms: 60_000,
+        wait_ms: 600_000,
         ..Pull::of("T", 1)
     };
     let opaque = talk.start_pull(&wait);
@@ -211,34 +218,63 @@ fn an_offset_behind_an_acknowledged_message_is_never_told_to_step_back() {
     }
 }
 
-#[test]
-fn pulls_of_old_messages_are_all_answered_however_many_one_connection_has() {
-    let (running, _dir) = broker(&["--set", "tailCacheBytes=4194304"]);
+/// A broker that has nothing of what queue 0 of `Old` begins with in its tail, and answers pulls of
+/// its first message with as many bytes as `first` and `second` allow.
+fn with_old_messages(first: usize, second: usize) -> (Running, tempfile::TempDir, Talk) {
+    let (running, dir) = broker(&["--set", "tailCacheBytes=4194304"]);
     let mut talk = Talk::to(running.address("broker"));
-    let body = vec![b'x'; 60_000];
-    for _ in 0..160 {
-        talk.send_message("Old", 0, "", &body);
+    for size in [first, second].into_iter().chain([60_000; 160]) {
+        talk.send_message("Old", 0, "", &vec![b'x'; size]);
     }
-    // Far more than may be read at a time; nothing is received until all are asked.
-    let pulls: Vec<_> = (0..600)
+    (running, dir, talk)
+}
+
+/// The answers to pulls of the oldest message, in the order in which they were given. Far more
+/// than may be read at a time; nothing is received until all are asked.
+fn answers_to_many(talk: &mut Talk) -> Vec<Arrived> {
+    let mut pulls: Vec<i32> = (0..600)
         .map(|_| talk.start_pull(&Pull::of("Old", 0)))
         .collect();
-    let mut found = 0;
-    for opaque in pulls {
-        let answer = talk.answer(opaque);
+    let until = Instant::now() + PATIENCE;
+    let answers: Vec<Arrived> = (0..600)
+        .map(|_| talk.frame(until).expect("an answer"))
+        .collect();
+    let mut answered: Vec<i32> = answers.iter().map(|answer| answer.opaque).collect();
+    pulls.sort_unstable();
+    answered.sort_unstable();
+    assert_eq!(answered, pulls);
+    answers
+}
+
+#[test]
+fn pulls_of_old_messages_are_all_answered_however_many_one_connection_has() {
+    // The second has no room beside the first: all answers together stay below the 4 MiB that one
+    // connection may have unsent.
+    let (_running, _dir, mut talk) = with_old_messages(6_000, 300_000);
+    for answer in answers_to_many(&mut talk) {
+        assert_eq!(answer.code, 0, "{answer:?}");
+        let found = records(&answer.body);
+        assert_eq!((found.len(), found[0].0), (1, 0));
+        assert_eq!(found[0].1.len(), 6_000);
+    }
+}
+
+#[test]
+fn pulls_of_old_messages_are_asked_again_only_by_who_has_4_mib_unread() {
+    let (_running, _dir, mut talk) = with_old_messages(60_000, 60_000);
+    // What the kernel holds for a reader that reads nothing depends on the host and its load: how
+    // many find messages, too.
+    let mut unread = 0;
+    for answer in answers_to_many(&mut talk) {
+        unread += answer.body.len();
         match answer.code {
-            0 => {
-                assert_eq!(records(&answer.body)[0].0, 0);
-                found += 1;
-            }
-            // The connection reads too slowly: ask again, from the same place.
+            0 => assert_eq!(records(&answer.body)[0].0, 0),
             code => {
-                assert_eq!(code, 20, "{answer:?}");
-                assert_eq!(answer.number("nextBeginOffset"), 0);
+                assert_eq!((code, answer.number("nextBeginOffset")), (20, 0));
+                assert!(unread > 4 << 20, "{unread} bytes before it");
             }
         }
     }
-    assert!(found >= 64, "{found} found messages");
 }
 
 #[test]
