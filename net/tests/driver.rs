@@ -3,7 +3,7 @@
 mod harness;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -212,8 +212,17 @@ fn two_thousand_idle_connections_do_not_disturb_a_busy_one(engine: Engine) {
     server.stop();
 }
 
+fn is_over_or_interrupted(error: &std::io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut
+    )
+}
+
 fn a_wake_is_never_lost(engine: Engine) {
-    // Nothing but wakes moves this core: its own timer is 5 s, the client gives up after 3 s.
+    // Nothing but wakes moves this core: its own timer is 5 s, the client gives up after 3 s in which
+    // it could look for the answer. Time in which the machine stood still is one look.
+    const LOOKS: usize = 300;
     let limits = Limits {
         idle: Duration::from_secs(3600),
         ..Limits::default()
@@ -221,12 +230,22 @@ fn a_wake_is_never_lost(engine: Engine) {
     let server = Server::start(engine, limits);
     let mut client = server.connect();
     client
-        .set_read_timeout(Some(Duration::from_secs(3)))
+        .set_read_timeout(Some(Duration::from_millis(10)))
         .unwrap();
     client.write_all(&numbered(b'l', 0, 8)).unwrap();
     let conn = server.late_connection();
     server.answer_late();
-    assert_eq!(read_frame(&mut client).unwrap(), numbered(b'l', 0, 8));
+    let next = |client: &mut TcpStream| {
+        for _ in 0..LOOKS {
+            // What is there stays there: frames of a few bytes arrive whole.
+            match client.peek(&mut [0]) {
+                Ok(_) => return read_frame(client).unwrap(),
+                Err(error) => assert!(is_over_or_interrupted(&error), "{error}"),
+            }
+        }
+        panic!("no answer in {LOOKS} looks");
+    };
+    assert_eq!(next(&mut client), numbered(b'l', 0, 8));
     for number in 0..5000 {
         server.push(conn, numbered(b'p', number, 8));
         if number % 3 == 0 {
@@ -234,11 +253,7 @@ fn a_wake_is_never_lost(engine: Engine) {
         } else if number % 7 == 0 {
             std::thread::yield_now();
         }
-        assert_eq!(
-            read_frame(&mut client).unwrap(),
-            numbered(b'p', number, 8),
-            "{number}"
-        );
+        assert_eq!(next(&mut client), numbered(b'p', number, 8), "{number}");
     }
     server.stop();
 }
@@ -500,20 +515,24 @@ fn an_answer_leaves_with_the_call_that_waits_for_the_next_request(engine: Engine
     let server = Server::start(engine, Limits::default());
     let mut client = server.connect();
     let counters = server.handle.counters();
-    let before = counters.enters.load(Ordering::Relaxed);
-    for number in 0..1_000 {
-        client.write_all(&numbered(b'e', number, 100)).unwrap();
-        assert_eq!(
-            read_frame(&mut client).unwrap(),
-            numbered(b'e', number, 100)
-        );
-    }
-    let enters = counters.enters.load(Ordering::Relaxed) - before;
-    println!("{enters} system calls for 1000 requests");
-    // Others end the sleep in between as well, now and then.
+    let enters = (0..20)
+        .map(|_| {
+            let before = counters.enters.load(Ordering::Relaxed);
+            for number in 0..100 {
+                client.write_all(&numbered(b'e', number, 100)).unwrap();
+                assert_eq!(
+                    read_frame(&mut client).unwrap(),
+                    numbered(b'e', number, 100)
+                );
+            }
+            counters.enters.load(Ordering::Relaxed) - before
+        })
+        .min()
+        .unwrap();
+    // Others end the sleep in between as well, on a busy machine often: in the best stretch seldom.
     assert!(
-        !one_call || enters < 1_200,
-        "{enters} system calls for 1000 requests"
+        !one_call || enters < 110,
+        "{enters} system calls for 100 requests"
     );
     server.stop();
 }
