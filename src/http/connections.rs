@@ -264,6 +264,20 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer:?}");
     }
 
+    /// The answer to a request that ends with `wanted`, in some tries: on a busy machine one may be
+    /// cut off before it was sent.
+    async fn answered(address: SocketAddr, request: &str, wanted: &str) {
+        let mut answer = String::new();
+        for _ in 0..20 {
+            answer = all_of(send(address, request).await).await;
+            if answer.ends_with(wanted) {
+                return;
+            }
+            assert!(!answer.contains("200"), "{answer:?}");
+        }
+        panic!("never {wanted:?}, but {answer:?}");
+    }
+
     #[tokio::test]
     async fn connections_that_never_finish_a_request_keep_nobody_out() {
         let limits = Limits {
@@ -305,7 +319,8 @@ mod tests {
         let address = served(limits).await;
         let answer = all_of(send(address, "GET /heal").await).await;
         assert!(!answer.contains("200"), "{answer:?}");
-        is_healthy(address).await;
+        let request = "GET /healthz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
+        answered(address, request, "ok").await;
     }
 
     #[tokio::test]
@@ -316,8 +331,7 @@ mod tests {
             ..Limits::default()
         };
         let address = served(limits).await;
-        let stream = send(address, "GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n").await;
-        assert!(all_of(stream).await.ends_with("ok"));
+        answered(address, "GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n", "ok").await;
     }
 
     #[test]
