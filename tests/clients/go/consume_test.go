@@ -136,14 +136,25 @@ func TestDelayedMessageArrivesNotEarly(t *testing.T) {
 		arrived <- time.Now()
 		return consumer.ConsumeSuccess, nil
 	})
-	sent := time.Now()
-	delayed := message(topic, "t", "delayed").WithDelayTimeLevel(2)
-	_, err := newProducer(t).SendSync(context.Background(), delayed)
-	must(t, err)
-	in.gets(t, []string{"delayed"})
-	took := (<-arrived).Sub(sent)
-	if took < 2*time.Second || took > 7*time.Second {
-		t.Errorf("level 2 (2 s) took %v", took)
+	producer := newProducer(t)
+	var wanted []string
+	var all []time.Duration
+	// Again if a machine that stood still may have delayed it.
+	for len(all) == 0 || all[len(all)-1] > 7*time.Second && len(all) < 4 {
+		wanted = append(wanted, fmt.Sprintf("delayed-%d", len(all)))
+		sent := time.Now()
+		delayed := message(topic, "t", wanted[len(all)]).WithDelayTimeLevel(2)
+		_, err := producer.SendSync(context.Background(), delayed)
+		must(t, err)
+		in.gets(t, wanted)
+		took := (<-arrived).Sub(sent)
+		if took < 2*time.Second {
+			t.Errorf("level 2 (2 s) took %v", took)
+		}
+		all = append(all, took)
+	}
+	if all[len(all)-1] > 7*time.Second {
+		t.Errorf("level 2 (2 s) took %v", all)
 	}
 }
 
