@@ -543,7 +543,8 @@ mod tests {
 
     #[test]
     fn silence_ends_at_the_deadline_and_a_closed_port_at_once() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        // Nobody else takes a port of this address once it is closed.
+        let listener = TcpListener::bind("127.77.0.3:0").expect("a free port");
         let address = listener.local_addr().expect("its address");
         let mut client = Client::connect(address, LONG).expect("a listener");
         let answer = client.invoke(28, |_| {}, b"", Duration::from_millis(50));

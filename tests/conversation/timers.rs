@@ -6,7 +6,6 @@ use nix::sys::signal::Signal;
 use saturnmq_storage::format::record::Record;
 
 use super::*;
-use crate::admin::page;
 
 mod damage;
 
@@ -568,39 +567,4 @@ fn a_read_time_that_cannot_be_hides_no_message() {
     let mut talk = Talk::to(running.address("broker"));
     let found = settled(&mut talk, 2);
     assert_eq!(keys(&found[..2]), ["first", "k"]);
-}
-
-#[test]
-fn timers_that_stand_still_are_told_to_whoever_asks_whether_the_broker_is_ready() {
-    let (running, dir) = broker(&QUICK);
-    let mut talk = Talk::to(running.address("broker"));
-    talk.timed("T", "first", "TIMER_DELAY_MS", 200);
-    talk.until_seen("T", 1);
-    let check = dir.path().join("config/timercheck");
-    std::fs::remove_file(&check).expect("it is there");
-    std::fs::create_dir(&check).expect("a directory");
-    talk.timed("T", "second", "TIMER_DELAY_MS", 200);
-    let ready = |wanted: &str| {
-        let until = Instant::now() + 3 * PATIENCE;
-        loop {
-            let (status, text) = page(&running, "/readyz");
-            if status.contains(wanted) {
-                return text;
-            }
-            assert!(Instant::now() < until, "{status}: {text}");
-            std::thread::yield_now();
-        }
-    };
-    let text = ready("503");
-    assert!(
-        text.contains("messages for a time are not delivered"),
-        "{text}"
-    );
-    assert!(text.contains("timercheck"), "{text}");
-    let gauge = "saturnmq_timers_standing_still 1.0\n";
-    assert!(page(&running, "/metrics").1.contains(gauge));
-    std::fs::remove_dir(&check).expect("it is empty");
-    assert_eq!(ready("200"), "ok\n");
-    assert_eq!(keys(&talk.until_seen("T", 2)), ["first", "second"]);
-    assert_eq!(running.stop().code(), Some(0));
 }

@@ -37,7 +37,7 @@ fn appends_until_it_is_killed() {
     let queue = opened.store.queue_or_create("Killed", 0);
     let mut number = queue.next_offset() as u32;
     let mut out = std::io::stdout();
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while Instant::now() < deadline {
         let burst = 1 + number % 23;
         for _ in 0..burst {

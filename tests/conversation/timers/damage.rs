@@ -3,6 +3,7 @@
 use std::os::unix::fs::FileExt;
 
 use super::*;
+use crate::admin::page;
 
 const LOG: &str = "timerlog/00000000000000000000";
 
@@ -153,4 +154,42 @@ fn a_recall_counts_where_it_and_its_message_go_around_the_wheel() {
     let found = settled(&mut talk, 1);
     assert_eq!(keys(&found[..1]), ["other"]);
     assert!(found[0].number("TIMER_ROLL_TIMES") >= 1);
+}
+
+#[test]
+fn timers_that_stand_still_are_told_to_whoever_asks_whether_the_broker_is_ready() {
+    let (running, dir) = broker(&QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.timed("T", "first", "TIMER_DELAY_MS", 200);
+    talk.until_seen("T", 1);
+    let check = dir.path().join("config/timercheck");
+    let until = Instant::now() + PATIENCE;
+    // It may be written once more in between.
+    while let Err(error) = std::fs::remove_file(&check).and_then(|()| std::fs::create_dir(&check)) {
+        assert!(Instant::now() < until, "{error}");
+    }
+    talk.timed("T", "second", "TIMER_DELAY_MS", 200);
+    let ready = |wanted: &str| {
+        let until = Instant::now() + 3 * PATIENCE;
+        loop {
+            let (status, text) = page(&running, "/readyz");
+            if status.contains(wanted) {
+                return text;
+            }
+            assert!(Instant::now() < until, "{status}: {text}");
+            std::thread::yield_now();
+        }
+    };
+    let text = ready("503");
+    assert!(
+        text.contains("messages for a time are not delivered"),
+        "{text}"
+    );
+    assert!(text.contains("timercheck"), "{text}");
+    let gauge = "saturnmq_timers_standing_still 1.0\n";
+    assert!(page(&running, "/metrics").1.contains(gauge));
+    std::fs::remove_dir(&check).expect("it is empty");
+    assert_eq!(ready("200"), "ok\n");
+    assert_eq!(keys(&talk.until_seen("T", 2)), ["first", "second"]);
+    assert_eq!(running.stop().code(), Some(0));
 }
