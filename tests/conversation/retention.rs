@@ -125,13 +125,21 @@ fn expired_messages_are_gone_for_every_request_and_offsets_go_on() {
         assert_eq!(talk.ask(15, &fields, b"").code, 0);
     }
     expire(&mut talk, dir.path());
+    // The queues' starts and files follow the files of the log.
+    wait_until("the queues' starts", || {
+        let (min, _) = range(&mut talk, "Both");
+        let first = talk.pull(&Pull::of("Both", min));
+        first.code == 0 && range(&mut talk, "Old").0 == 100
+    });
     let min = check_expired(&mut talk, &ids[0]);
-    let queue_files = fs::read_dir(dir.path().join("consumequeue/Both/0")).expect("directory");
-    let first = queue_files
-        .map(|file| file.expect("entry").file_name())
-        .min();
     let kept = format!("{:020}", min / 100 * 2000);
-    assert_eq!(first.expect("a file").into_string().expect("name"), kept);
+    wait_until("the queue's files go", || {
+        let queue_files = fs::read_dir(dir.path().join("consumequeue/Both/0")).expect("directory");
+        let first = queue_files
+            .map(|file| file.expect("entry").file_name())
+            .min();
+        first.expect("a file").into_string().expect("name") == kept
+    });
     // A resume point, as there is one every few seconds.
     assert_eq!(running.stop().code(), Some(0));
     running = Running::start(dir.path(), &SMALL);
@@ -217,6 +225,7 @@ fn cleaning_queues_keeps_their_offsets_and_cleaning_topics_keeps_the_configured(
     send_many(&mut talk, "Old", 100);
     send_many(&mut talk, "Filler", 600);
     expire(&mut talk, dir.path());
+    wait_until("the queue's start", || range(&mut talk, "Old").0 == 100);
     for code in [306, 316] {
         assert_eq!(talk.ask(code, &[], b"").code, 0);
         assert_eq!(range(&mut talk, "Old"), (100, 100));
