@@ -552,9 +552,13 @@ mod tests {
         assert_eq!(subscription.expression_type, "TAG");
         assert!(beat.producer_data_set.is_empty() && beat.heartbeat_fingerprint == 12);
         let wrong = from_slice::<HeartbeatData>(br#"{"consumerDataSet":[{"consumeType":9}]}"#);
+        let wrong = wrong.expect_err("no such ordinal").to_string();
+        assert!(wrong.contains('9'), "{wrong}");
+        let go = br#"{"consumerDataSet":[{"consumeType":"PUSH","messageModel":"CLUSTERING"}]}"#;
+        let beat: HeartbeatData = from_slice(go).expect("a name that nobody knows is none");
         assert_eq!(
-            wrong,
-            Err(BodyError::Unusable("9 is no ConsumeType".into()))
+            beat.consumer_data_set[0].consume_type,
+            ConsumeType::ConsumePassively
         );
     }
 

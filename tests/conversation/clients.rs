@@ -48,6 +48,28 @@ fn members(talk: &mut Talk, group: &str) -> Vec<String> {
 }
 
 #[test]
+fn a_consumer_is_a_member_whatever_it_calls_its_consume_type() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    // Go clients before 2.0.0 say PUSH.
+    for (group, key, word) in [
+        ("g1", "CONSUME_PASSIVELY", "PUSH"),
+        ("g2", "CLUSTERING", "NOBODY_KNOWS"),
+        ("g3", "CONSUME_FROM_LAST_OFFSET", "NOBODY_KNOWS"),
+    ] {
+        let body = heartbeat("c", group, &[("T", "*")], 1);
+        let body = String::from_utf8(body).expect("JSON").replace(key, word);
+        let answer = talk.ask(34, &[], body.as_bytes());
+        assert_eq!((answer.code, answer.remark.as_str()), (0, ""));
+        assert_eq!(members(&mut talk, group), ["c"]);
+        let told = talk.ask(203, &[("consumerGroup", group)], b"");
+        let told: serde_json::Value = serde_json::from_slice(&told.body).expect("JSON");
+        assert_eq!(told["consumeType"], "CONSUME_PASSIVELY");
+        assert_eq!(told["messageModel"], "CLUSTERING");
+    }
+}
+
+#[test]
 fn every_member_hears_of_one_that_joins_or_leaves() {
     let (running, _dir) = broker(&["--cores", "2"]);
     let mut first = Talk::to(running.address("broker"));

@@ -2,8 +2,12 @@
 //! (docs/protocol.md, "Request codes").
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 
-use serde::{Deserialize, Serialize};
+use serde::de::value::{StrDeserializer, U32Deserializer};
+use serde::de::{self, IntoDeserializer, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::headers;
 
@@ -129,17 +133,56 @@ impl Default for SubscriptionData {
     }
 }
 
+/// Reads one of the names or ordinals of `T`. A name that nobody knows gives the default: Go
+/// clients before 2.0.0 call their consume type `PUSH`, and Apache's brokers take such a value for
+/// none.
+struct Known<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de> + Default> Visitor<'de> for Known<T> {
+    type Value = T;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a name or an ordinal")
+    }
+
+    fn visit_str<E: de::Error>(self, name: &str) -> Result<T, E> {
+        let name: StrDeserializer<'_, E> = name.into_deserializer();
+        Ok(T::deserialize(name).unwrap_or_default())
+    }
+
+    fn visit_i64<E: de::Error>(self, ordinal: i64) -> Result<T, E> {
+        let ordinal = u32::try_from(ordinal).map_err(E::custom)?;
+        let ordinal: U32Deserializer<E> = ordinal.into_deserializer();
+        T::deserialize(ordinal)
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<T, E> {
+        Ok(T::default())
+    }
+}
+
+fn known<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    deserializer.deserialize_any(Known(PhantomData))
+}
+
 /// A group of consumers that a client is a member of.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ConsumerData {
     /// Where the group starts when it is new.
+    #[serde(deserialize_with = "known")]
     pub consume_from_where: ConsumeFromWhere,
     /// How the client gets messages.
+    #[serde(deserialize_with = "known")]
     pub consume_type: ConsumeType,
     /// Name of the group.
     pub group_name: String,
     /// Who gets a message.
+    #[serde(deserialize_with = "known")]
     pub message_model: MessageModel,
     /// What the group wants.
     pub subscription_data_set: Vec<SubscriptionData>,
