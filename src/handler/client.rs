@@ -26,6 +26,7 @@ use crate::filter::registered::Registration;
 use crate::groups::{FoundGroup, Group};
 use crate::handler::SUBSCRIPTION_PARSE_FAILED;
 use crate::handler::pull_checks::unsupported;
+use crate::handler::send_checks::give_queues;
 use crate::names;
 use crate::persist::Ticket;
 use crate::room;
@@ -228,18 +229,19 @@ impl Heartbeat<'_> {
         let name = names::retry_topic(&group.config.name);
         if let Some(topic) = self.broker.topics.get(&name) {
             self.ticket = self.pending(topic.ticket()).or(self.ticket);
-            if topic.config.order != ordered && !self.without_subscriptions {
-                let mut config = topic.config.clone();
+            let mut config = topic.config.clone();
+            if !self.without_subscriptions {
                 config.order = ordered;
+            }
+            give_queues(&mut config, group.config.retry_queue_nums);
+            if config != topic.config {
                 let ticket = self.broker.topics.create_or_update(config);
                 self.ticket = ticket.or(self.ticket);
             }
             return;
         }
-        if group.config.retry_queue_nums <= 0 {
-            return;
-        }
-        let queues = group.config.retry_queue_nums;
+        // A group that does not retry has one without queues: tools ask for its route.
+        let queues = group.config.retry_queue_nums.max(0);
         let mut config = TopicConfig::new(name, queues, PERM_READ | PERM_WRITE);
         config.order = ordered;
         if unit {

@@ -159,10 +159,25 @@ pub fn missing_topic(
     }
 }
 
+/// Gives a topic without queues as many: a retry topic that was made when its group did not retry.
+/// Nobody would read what is stored in it.
+pub fn give_queues(config: &mut TopicConfig, queues: i32) {
+    if config.write_queues == 0 && config.read_queues == 0 && queues > 0 {
+        config.write_queues = queues;
+        config.read_queues = queues;
+    }
+}
+
 /// A retry or dead letter topic, made when it is missing. Whoever made it a moment ago: what is
 /// stored in it is acknowledged only once it is on disk.
 pub fn own_topic(broker: &Broker, name: &str, queues: i32) -> Result<Arc<Topic>, Answer> {
     let topic = match broker.topics.get(name) {
+        Some(topic) if topic.config.write_queues == 0 => {
+            let mut config = topic.config.clone();
+            give_queues(&mut config, queues);
+            broker.topics.create_or_update(config);
+            broker.topics.get(name).unwrap_or(topic)
+        }
         Some(topic) => topic,
         None => {
             let config = TopicConfig::new(name, queues, PERM_READ | PERM_WRITE);

@@ -73,6 +73,42 @@ fn delayed_messages_of_a_level_keep_their_order_and_none_is_lost() {
 }
 
 #[test]
+fn a_group_that_does_not_retry_has_a_retry_topic_without_queues_until_it_does() {
+    let (running, _dir) = broker(&LEVELS);
+    let mut talk = Talk::to(running.address("broker"));
+    let mut names = Talk::to(running.address("name server"));
+    let sent = talk.send_message("Orders", 0, "", b"bad");
+    let at = saturnmq_storage::format::message_id::MessageId::parse(&sent.ext["msgId"]);
+    let offset = at.expect("an id").1.to_string();
+    let back = [
+        ("offset", &*offset),
+        ("group", "g"),
+        ("delayLevel", "1"),
+        ("originTopic", "Orders"),
+    ];
+    let queues = |names: &mut Talk| {
+        let route = names.ask(105, &[("topic", "%RETRY%g")], b"");
+        assert_eq!(route.code, 0, "{route:?}");
+        let route: serde_json::Value = serde_json::from_slice(&route.body).expect("JSON");
+        let queues = route["queueDatas"][0]["readQueueNums"].as_i64();
+        queues.expect("a number")
+    };
+    let group = |number: i32| format!(r#"{{"groupName":"g","retryQueueNums":{number}}}"#);
+    assert_eq!(talk.ask(200, &[], group(0).as_bytes()).code, 0);
+    let beat = clients::heartbeat("c", "g", &[("Orders", "*")], 1);
+    assert_eq!(talk.ask(34, &[], &beat).code, 0);
+    assert_eq!(queues(&mut names), 0);
+    assert_eq!(talk.ask(36, &back, b"").code, 0, "left out, as Apache does");
+    // Nobody could read what is stored in a topic without queues.
+    assert_eq!(talk.ask(200, &[], group(2).as_bytes()).code, 0);
+    assert_eq!(talk.ask(36, &back, b"").code, 0);
+    assert_eq!(queues(&mut names), 2);
+    assert_eq!(talk.ask(200, &[], group(0).as_bytes()).code, 0);
+    assert_eq!(talk.ask(34, &[], &beat).code, 0);
+    assert_eq!(queues(&mut names), 2, "what it has it keeps");
+}
+
+#[test]
 fn a_message_sent_back_is_retried_and_becomes_a_dead_letter() {
     let (running, _dir) = broker(&LEVELS);
     let mut talk = Talk::to(running.address("broker"));
