@@ -208,6 +208,7 @@ fn newer_admin_request(broker: &Broker, request: &Request<'_>) -> Answer {
         request::GET_TIMER_CHECK_POINT => question::ask(broker, Question::CheckPoint),
         request::GET_TIMER_METRICS => question::ask(broker, Question::Numbers),
         request::RECALL_MESSAGE => recall::recall(broker, request),
+        request::GET_BROKER_HA_STATUS => runtime::ha_status(broker),
         code => unknown(code),
     }
 }

@@ -1,10 +1,11 @@
-//! What a broker says of itself: request 28 (docs/behaviour.md, Runtime information).
+//! What a broker says of itself: requests 28 and 907 (docs/behaviour.md, Runtime information).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
 use saturnmq_net::encode::VERSION;
+use saturnmq_net::messages::broker::HaRuntimeInfo;
 use saturnmq_net::messages::kv::KvTable;
 use saturnmq_storage::retention::DiskSpace;
 
@@ -50,6 +51,16 @@ pub fn info(_broker: &Broker, _request: &Request<'_>) -> Answer {
         queues(broker, &mut table);
         json_reply(&KvTable { table: table.0 })
     }))
+}
+
+/// 907: of replication, which there is none of: a master without replicas.
+pub fn ha_status(broker: &Broker) -> Answer {
+    let status = HaRuntimeInfo {
+        master: true,
+        master_commit_log_max_offset: broker.store.watermarks().appended(),
+        ..HaRuntimeInfo::default()
+    };
+    json_reply(&status).into()
 }
 
 struct Table(BTreeMap<String, String>);

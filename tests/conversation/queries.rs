@@ -50,3 +50,24 @@ fn tools_are_told_of_every_system_topic_before_anything_is_stored_in_it() {
         );
     }
 }
+
+#[test]
+fn tools_are_told_that_the_broker_is_a_master_without_replicas() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    let sent = talk.send_message("T", 0, "", b"body");
+    assert_eq!(sent.code, 0);
+    // A broker of 4.9 does not know the request.
+    assert_eq!(talk.ask(907, &[], b"").code, 3);
+    talk.version = 479;
+    let answer = talk.ask(907, &[], b"");
+    assert_eq!(answer.code, 0, "{answer:?}");
+    let told: serde_json::Value = serde_json::from_slice(&answer.body).expect("JSON");
+    assert_eq!(told["master"], true);
+    assert_eq!(told["haConnectionInfo"], serde_json::json!([]));
+    assert_eq!(told["inSyncSlaveNums"], 0);
+    assert!(
+        told["masterCommitLogMaxOffset"].as_u64() > Some(0),
+        "{told}"
+    );
+}
