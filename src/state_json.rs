@@ -31,10 +31,34 @@ impl JsonWriter {
         self.out
     }
 
+    /// A text that goes on inside `depth` objects of the outer one, behind these members.
+    pub fn within(depth: usize, members: String) -> Self {
+        let mut open = vec![true; depth + 1];
+        open[depth] = !members.is_empty();
+        Self { out: members, open }
+    }
+
+    /// The members so far, for [`JsonWriter::within`] and [`JsonWriter::members`].
+    pub fn unfinished(self) -> String {
+        self.out
+    }
+
+    /// Members of the innermost object, which has none yet, as another writer wrote them.
+    pub fn members(&mut self, members: &str) {
+        if let Some(used) = self.open.last_mut() {
+            *used |= !members.is_empty();
+        }
+        self.out.push_str(members);
+    }
+
     fn line(&mut self) {
-        self.out.push('\n');
-        for _ in 0..self.open.len() {
-            self.out.push('\t');
+        const LINE: &str = "\n\t\t\t\t\t\t";
+        match LINE.get(..=self.open.len()) {
+            Some(line) => self.out.push_str(line),
+            None => {
+                self.out.push('\n');
+                self.out.extend(std::iter::repeat_n('\t', self.open.len()));
+            }
         }
     }
 

@@ -19,11 +19,13 @@ mod loading;
 mod pending;
 mod presence;
 mod room;
+mod text;
 
 use light::LightTopics;
 use loading::parse;
 use pending::Pending;
 pub use room::{MOST_QUEUES, TopicsFull};
+use text::Kept;
 
 /// Bit of a topic's system flags: consumers in unit mode subscribe to it.
 pub const UNIT_SUBSCRIPTION: i32 = 1 << 1;
@@ -334,6 +336,7 @@ pub struct Topics {
     persist: Arc<Persist>,
     /// Held while the table changes; guards the version of its content.
     version: Mutex<DataVersion>,
+    kept: Kept,
     generation: Generation,
     next_rank: AtomicU64,
     /// Queues of all topics together.
@@ -354,6 +357,7 @@ impl Topics {
             table: papaya::HashMap::new(),
             persist,
             version: Mutex::new(loaded.version),
+            kept: Kept::default(),
             generation: loaded.generation,
             next_rank: AtomicU64::new(0),
             queues: AtomicUsize::new(0),
@@ -452,6 +456,10 @@ impl Topics {
         let before = old.map_or(0, |old| old.config.queues());
         let topic = Arc::new(topic);
         table.insert(name, Arc::clone(&topic));
+        match old {
+            Some(_) => self.kept.altered(),
+            None => self.kept.made(&topic),
+        }
         self.queues
             .fetch_add(topic.config.queues(), Ordering::Relaxed);
         self.queues.fetch_sub(before, Ordering::Relaxed);
@@ -539,6 +547,7 @@ impl Topics {
         }
         let mut version = self.lock();
         let topic = self.table.pin().remove(name).map(Arc::clone)?;
+        self.kept.altered();
         self.queues
             .fetch_sub(topic.config.queues(), Ordering::Relaxed);
         version.next();
@@ -572,29 +581,20 @@ impl Topics {
 
     /// The table in file order, with the version it belongs to.
     pub fn snapshot(&self) -> (DataVersion, Vec<TopicConfig>) {
-        let (version, topics) = self.sorted();
+        off_the_cores();
+        let (version, topics) = {
+            let version = self.lock();
+            (*version, self.in_file_order())
+        };
         let configs = topics.into_iter().map(|t| t.config.clone());
         (version, configs.collect())
     }
 
-    fn sorted(&self) -> (DataVersion, Vec<Arc<Topic>>) {
-        off_the_cores();
-        let version = self.lock();
+    /// The caller holds the lock.
+    fn in_file_order(&self) -> Vec<Arc<Topic>> {
         let mut topics: Vec<_> = self.table.pin().values().map(Arc::clone).collect();
         topics.sort_by_key(|t| t.rank);
-        (*version, topics)
-    }
-
-    /// The text of `topics.json`.
-    pub fn text(&self) -> String {
-        let (version, topics) = self.sorted();
-        let mut out = JsonWriter::new();
-        version.write(&mut out, self.generation);
-        out.object("topicConfigTable");
-        for topic in topics {
-            topic.config.write(&mut out, self.generation);
-        }
-        out.finish()
+        topics
     }
 }
 

@@ -198,7 +198,8 @@ impl<'a> Producer<'a> {
         series: &'a Series,
     ) -> Result<Self, BenchError> {
         let recorder = Recorder::new(series, index);
-        let turn = index % routes.len();
+        // Each in a part of the topics of its own.
+        let turn = index * routes.len() / run.plan.connections.max(1) % routes.len();
         let connected = run.plan.connect(&routes[turn].address);
         run.ready.wait();
         let in_flight = match run.plan.pace {

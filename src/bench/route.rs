@@ -1,8 +1,9 @@
 //! Where a topic's queues are.
 
-use std::time::Duration;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
-use saturnmq_net::client::Client;
+use saturnmq_net::client::{Client, ClientError};
 use saturnmq_net::codes::{request, response};
 use saturnmq_net::messages::route::TopicRouteData;
 
@@ -14,6 +15,10 @@ pub const TEMPLATE: &str = "TBW102";
 
 /// Queues that a broker gives to a topic that it makes for a sender.
 const NEW_QUEUES: i32 = 4;
+
+/// Topics that a broker is asked to make at a time: it answers each when its state file is on the
+/// disk, and writes that once for all that it was asked for meanwhile.
+const MADE_AT_ONCE: usize = 64;
 
 /// One topic's broker and queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -173,15 +178,29 @@ pub fn one_broker(routes: &[Route]) -> Result<&str, BenchError> {
 /// # Errors
 /// [`BenchError`] when the broker refuses.
 pub fn create(routes: &mut [Route], timeout: Duration) -> Result<(), BenchError> {
-    let mut connected: Option<(String, Client)> = None;
-    for route in routes.iter_mut().filter(|route| route.is_new) {
-        interrupt::check()?;
-        let mut client = match connected.take() {
-            Some((address, client)) if address == route.address => client,
-            _ => Client::connect(route.address.as_str(), timeout)?,
-        };
-        let answer = client.invoke(
+    let mut new: Vec<_> = routes.iter_mut().filter(|route| route.is_new).collect();
+    new.sort_by(|one, other| one.address.cmp(&other.address));
+    for there in new.chunk_by_mut(|one, other| one.address == other.address) {
+        let mut client = Client::connect(there[0].address.as_str(), timeout)?;
+        for some in there.chunks_mut(MADE_AT_ONCE) {
+            interrupt::check()?;
+            create_some(&mut client, some, timeout)?;
+        }
+    }
+    Ok(())
+}
+
+/// Asks for all of these topics, then waits for the answers.
+fn create_some(
+    client: &mut Client,
+    routes: &mut [&mut Route],
+    timeout: Duration,
+) -> Result<(), BenchError> {
+    let mut asked = HashMap::with_capacity(routes.len());
+    for (place, route) in routes.iter().enumerate() {
+        let opaque = client.queue(
             request::UPDATE_AND_CREATE_TOPIC,
+            false,
             |fields| {
                 fields
                     .field_str("topic", &route.topic)
@@ -194,8 +213,22 @@ pub fn create(routes: &mut [Route], timeout: Duration) -> Result<(), BenchError>
                     .field_bool("order", false);
             },
             &[],
-            timeout,
         )?;
+        asked.insert(opaque, place);
+    }
+    client.flush()?;
+    let deadline = Instant::now() + timeout;
+    while !asked.is_empty() {
+        let peer = client.peer();
+        let Some(answer) = client.receive(deadline)? else {
+            let after = timeout;
+            return Err(ClientError::Timeout { peer, after }.into());
+        };
+        let place = asked
+            .remove(&answer.opaque)
+            .filter(|_| answer.is_response());
+        let Some(place) = place else { continue };
+        let route = &mut routes[place];
         if answer.code != response::SUCCESS {
             let remark = answer.remark.unwrap_or_default();
             let (topic, code) = (&route.topic, answer.code);
@@ -203,7 +236,6 @@ pub fn create(routes: &mut [Route], timeout: Duration) -> Result<(), BenchError>
             return Err(BenchError::System(text));
         }
         route.is_new = false;
-        connected = Some((route.address.clone(), client));
     }
     Ok(())
 }
