@@ -79,11 +79,12 @@ gone() {
   ! kill -0 "$1" 2>/dev/null
 }
 
-# A port below those that connections get, of which the two around it are free as well.
+# A port below those that connections get and above those of the other suites, of which the two
+# around it are free as well.
 free_port() {
   local port near
   while true; do
-    port=$((20000 + RANDOM % 12000))
+    port=$((27000 + RANDOM % 5700))
     for near in $((port - 2)) "$port" $((port + 1)); do
       (: <"/dev/tcp/127.0.0.1/$near") 2>/dev/null && continue 2
     done
