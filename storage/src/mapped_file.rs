@@ -363,10 +363,25 @@ impl Drop for MappedFile {
 }
 
 /// Gives `path` to a new sparse file that has its full size from the moment it has its name, where
-/// the filesystem can do that.
+/// the filesystem can do that. An empty file of that name, which an attempt left that a crash or an
+/// error ended in between, gives way; any other one is an error.
 pub(crate) fn create_sparse(path: &Path, size: u64) -> io::Result<()> {
     let parent = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     medium::make_directories(parent)?;
+    match create_new_sparse(path, parent, size) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_empty_file(path) => {
+            medium::remove_file(path)?;
+            create_new_sparse(path, parent, size)
+        }
+        created => created,
+    }
+}
+
+fn is_empty_file(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0)
+}
+
+fn create_new_sparse(path: &Path, parent: &Path, size: u64) -> io::Result<()> {
     let unnamed = OpenOptions::new()
         .read(true)
         .write(true)
@@ -430,6 +445,26 @@ mod tests {
                 ..
             }
         ));
+    }
+
+    #[test]
+    fn an_empty_file_that_an_attempt_left_gives_way_and_no_other_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0/00000000000000000000");
+        std::fs::create_dir(dir.path().join("0")).unwrap();
+        std::fs::write(&path, b"").unwrap();
+        create_sparse(&path, 5_000).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), [0; 5_000]);
+        for content in [&b"x"[..], &[0; 5_000]] {
+            std::fs::write(&path, content).unwrap();
+            let again = create_sparse(&path, 5_000).unwrap_err();
+            assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
+            assert_eq!(std::fs::read(&path).unwrap(), content);
+        }
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        let in_the_way = create_sparse(&path, 5_000).unwrap_err();
+        assert_eq!(in_the_way.kind(), io::ErrorKind::AlreadyExists);
     }
 
     #[test]

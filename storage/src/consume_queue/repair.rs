@@ -81,10 +81,14 @@ impl ConsumeQueue {
     ) -> Result<Option<(Self, bool)>, ConsumeQueueError> {
         let mut queue = Self::empty(consume_queues, topic, queue_id, file_size, budget);
         let found = layout::list_fixed_files(queue.directory()?, file_size, SIZE_KEY)?;
+        // An empty file stands in the way of the one to be made there, also where it is alone.
+        if found.empty_last.is_some() {
+            return Ok(None);
+        }
         let Some(first) = found.files.first() else {
             return Ok((known.max == 0).then_some((queue, false)));
         };
-        if found.empty_last.is_some() || known.max <= 0 {
+        if known.max <= 0 {
             return Ok(None);
         }
         let last_position = (known.max - 1) as u64 * ENTRY;
@@ -290,6 +294,28 @@ mod tests {
         );
         for wrong in [0, 151, 200, 201, 10_000] {
             assert!(open(wrong, 0).is_none(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_empty_file_that_a_cut_left_of_a_queue_known_to_have_nothing_stands_in_nobodys_way() {
+        for base in [0, SIZE] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("T/0").join(layout::file_name(base));
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, b"").unwrap();
+            let known = KnownEnd { max: 0, log_min: 0 };
+            let budget = MapBudget::new(10);
+            let found = ConsumeQueue::open_ending(dir.path(), "T", 0, SIZE, &budget, known);
+            let queue = match found.unwrap() {
+                Some(queue) => queue,
+                None => ConsumeQueue::open(dir.path(), "T", 0, SIZE, &budget).unwrap(),
+            };
+            assert!(!path.exists());
+            for offset in 0..150 {
+                queue.append(offset, entry(offset as u64)).unwrap();
+            }
+            assert_eq!((queue.min_offset(), queue.max_offset()), (0, 150));
         }
     }
 

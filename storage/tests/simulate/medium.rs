@@ -150,6 +150,9 @@ pub struct State {
     pub trouble: Trouble,
     /// A cut takes everything that was not synced, by no draw.
     pub drops_all: bool,
+    /// A name may be durable before the size of its file, as where files cannot be unnamed: a cut
+    /// leaves a file empty of which nothing was synced.
+    pub loose: bool,
     /// Requests until the machine stops.
     pub stop_after: Option<u64>,
     pub stopped: bool,
@@ -176,6 +179,7 @@ impl State {
             changes: Vec::new(),
             trouble: Trouble::default(),
             drops_all: false,
+            loose: false,
             stop_after: None,
             stopped: false,
             requests: 0,
@@ -333,6 +337,7 @@ impl State {
 
     /// What a cut leaves of a file.
     fn survivor(&mut self, path: &Path, number: u64) -> Vec<u8> {
+        let loose = self.loose;
         let fixed = path.parent() != Some(&self.root);
         let Some(inode) = self.inodes.get_mut(&number) else {
             panic!("{} has no inode", path.display());
@@ -340,7 +345,8 @@ impl State {
         let live = inode.live();
         let mut bytes = inode.durable.clone();
         // Log, queue and index files have their size before their name; others grow as written.
-        if fixed || self.seed.chance(1, 2) {
+        let empty = loose && bytes.is_empty();
+        if fixed && !empty || !fixed && self.seed.chance(1, 2) {
             bytes.resize(live.len(), 0);
         }
         let kind = match self.drops_all {
