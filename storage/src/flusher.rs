@@ -122,7 +122,11 @@ impl Flusher {
         let mark = self.index.mark();
         let index_timestamp = self.index.full_end_timestamp();
         let queues = self.table.all();
-        let durable = self.watermarks.durable();
+        // The next offsets go no further, for a power cut may take back what is behind.
+        let kept_to = match seeded(Fault::OffsetsAhead) {
+            true => u64::MAX,
+            false => self.watermarks.durable(),
+        };
         let ends = queues.iter().map(|queue| {
             let max = queue.max_offset();
             let floor = self.floors.get(&queue.slot).copied().unwrap_or(0);
@@ -134,7 +138,7 @@ impl Flusher {
                 max_offset: queue.end_below(max, place.end)?,
                 // What was assigned but not stored may be assigned again after a crash, and so
                 // may, under ASYNC_FLUSH, what a power cut takes back: the queue has no gap then.
-                next_offset: floor.max(queue.end_below(max, durable)?),
+                next_offset: floor.max(queue.end_below(max, kept_to)?),
             })
         });
         let queues = ends.collect::<Result<Vec<_>, ConsumeQueueError>>()?;
@@ -263,15 +267,50 @@ mod tests {
     use crate::layout::Layout;
     use crate::store::start::Parts;
 
+    fn parts(config: StoreConfig) -> (Parts, Flusher) {
+        let layout = Layout::new(&config.root);
+        crate::opening::make_directories(&layout).expect("directories");
+        let recovered = crate::opening::recover(&config, &layout).expect("recovery");
+        Parts::new(config, layout, recovered).expect("parts")
+    }
+
+    #[test]
+    fn a_resume_point_is_due_after_so_much_log_or_so_much_time() {
+        let (hour, mebibytes) = (Duration::from_secs(3600), 1 << 20);
+        for (bytes, interval, is_due) in [
+            (100, hour, true),
+            (101, hour, false),
+            (256 * mebibytes, Duration::ZERO, true),
+        ] {
+            let dir = tempfile::tempdir().expect("directory");
+            let mut config = StoreConfig::new(dir.path());
+            let documented = (config.resume_interval, config.resume_bytes);
+            assert_eq!(documented, (Duration::from_secs(5), 256 * mebibytes));
+            (config.resume_bytes, config.resume_interval) = (bytes, interval);
+            let (_parts, mut flusher) = parts(config);
+            // Nothing was dispatched.
+            flusher.look().expect("look");
+            assert_eq!(flusher.made.end, 0);
+            flusher.watermarks.advance_appended(100);
+            flusher.watermarks.advance_written(100);
+            flusher.watermarks.advance_durable(100);
+            flusher.dispatch.set_last(LastRecord {
+                start: 50,
+                end: 100,
+                timestamp: 1,
+            });
+            flusher.look().expect("look");
+            let made = flusher.dispatch.resumed.load(Ordering::SeqCst);
+            assert_eq!(made == 100, is_due, "{bytes} bytes, {interval:?}");
+        }
+    }
+
     #[test]
     fn resume_points_never_go_back() {
         let dir = tempfile::tempdir().expect("directory");
         let mut config = StoreConfig::new(dir.path());
         config.flush = FlushMode::Async;
-        let layout = Layout::new(dir.path());
-        crate::opening::make_directories(&layout).expect("directories");
-        let recovered = crate::opening::recover(&config, &layout).expect("recovery");
-        let (_parts, mut flusher) = Parts::new(config, layout, recovered).expect("parts");
+        let (_parts, mut flusher) = parts(config);
         let dispatch = Arc::clone(&flusher.dispatch);
         let watermarks = Arc::clone(&flusher.watermarks);
         let dispatched = |end: u64| {

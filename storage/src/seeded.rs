@@ -35,6 +35,8 @@ pub(crate) enum Fault {
     LightOffsetsAgain,
     /// Recovery makes no entries in light queues.
     NoLightEntries,
+    /// A resume point remembers queue offsets of records that are not durable.
+    OffsetsAhead,
 }
 
 /// Whether this fault is switched on.

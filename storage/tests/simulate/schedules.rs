@@ -244,6 +244,29 @@ fn index_items_that_recovery_cut_do_not_come_back_with_the_resume_point() {
 }
 
 #[test]
+fn what_async_flush_acknowledged_is_on_the_disk_once_the_interval_is_over() {
+    scripted(FlushMode::Async, |run| {
+        let interval = std::time::Duration::from_secs(3600);
+        run.config.flush_interval = interval;
+        let mut engine = run.open_now();
+        run.send(&mut engine, 12, 300);
+        let marks = std::sync::Arc::clone(engine.store.watermarks());
+        let end = marks.acknowledged();
+        assert!(marks.durable() < end);
+        // The messages took no minute.
+        let over = 1_700_000_060_000 + interval.as_millis() as i64;
+        for _ in 0..1000 {
+            engine.turn(over);
+        }
+        assert_eq!(marks.durable(), end);
+        run.kill(engine);
+        run.cut();
+        let mut engine = run.open_now();
+        run.check(&mut engine, end);
+    });
+}
+
+#[test]
 fn a_start_serves_while_its_next_log_file_is_not_made() {
     for flush in [FlushMode::Sync, FlushMode::Async] {
         scripted(flush, |run| {
@@ -299,4 +322,44 @@ fn next_offsets_outlive_expired_records_and_lost_queues() {
 #[test]
 fn offsets_taken_from_queues_alone_are_found() {
     assert_ne!(expired_and_lost(Some(Fault::OffsetsFromQueues)), Ok(()));
+}
+
+/// Under asynchronous flush a resume point is made while records are not durable, and a power cut
+/// takes those: whether a queue goes on without a gap.
+fn cut_before_the_sync(fault: Option<Fault>) -> bool {
+    let mut goes_on = true;
+    scripted_with(fault, FlushMode::Async, |run| {
+        // No sync of the log but of its first write, and at an orderly stop.
+        run.config.flush_interval = std::time::Duration::from_secs(1_000_000);
+        let mut engine = run.open_now();
+        run.send(&mut engine, 12, 300);
+        let end = engine.store.watermarks().acknowledged();
+        run.close_now(engine);
+        let mut engine = run.open_now();
+        run.send(&mut engine, 12, 300);
+        let sent = engine.store.watermarks().acknowledged();
+        engine.flusher.make(engine.flusher.made).unwrap();
+        run.kill(engine);
+        run.cut();
+        let mut engine = run.open_now();
+        assert!(
+            engine.report.log_end < sent,
+            "the cut took what was not synced"
+        );
+        run.check(&mut engine, end);
+        let gap = |queue: &crate::queue_table::Queue| queue.next_offset() > queue.max_offset();
+        goes_on = !engine.store.queues().iter().any(|queue| gap(queue));
+        run.kill(engine);
+    });
+    goes_on
+}
+
+#[test]
+fn a_queue_goes_on_without_a_gap_where_a_power_cut_took_its_newest_messages() {
+    assert!(cut_before_the_sync(None));
+}
+
+#[test]
+fn offsets_of_records_that_are_not_durable_in_a_resume_point_are_found() {
+    assert!(!cut_before_the_sync(Some(Fault::OffsetsAhead)));
 }
