@@ -309,8 +309,21 @@ impl<'a> Rebuild<'a> {
         let before = queue.max_offset();
         let track = self.track(queue);
         let begins_anew = track.next.is_some_and(|next| offset < next);
-        if begins_anew || track.first.is_none() {
-            track.first = Some(offset);
+        // A topic made anew begins with 0. Elsewhere the offsets from here on were claimed by what
+        // stood inside damage, and what is before them is as good as ever.
+        match track.first {
+            Some(first) if !begins_anew || (first < offset && offset > 0) => {}
+            _ => track.first = Some(offset),
+        }
+        if begins_anew && track.first < Some(offset) {
+            tracing::warn!(
+                topic = %queue.topic,
+                queue_id = queue.queue_id,
+                queue_offset = offset,
+                log_offset = noted.entry.physical_offset,
+                "queue offsets from this one on stand twice in the log: the later records are \
+                 served"
+            );
         }
         let expected = track.next.replace(offset + 1);
         if begins_anew {

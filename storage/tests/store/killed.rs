@@ -1,7 +1,8 @@
 //! Damage in stores that were killed: what is known to have been on the disk is no torn tail, and
 //! queue offsets that a client was told stay given.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use saturnmq_storage::config::{FlushMode, StoreConfig};
@@ -235,6 +236,57 @@ fn what_stands_inside_a_damaged_body_is_no_message() {
         assert!(messages.iter().all(|message| message.body == b"good"));
         assert_eq!(messages.len(), 20 + behind, "byte {at}, {behind} behind");
         assert_eq!(queue.next_offset(), 21 + behind as i64);
+        opened.store.close().expect("close");
+    }
+}
+
+/// Without its queue entry nothing tells where the damaged record ends, and what its body was made
+/// to hold can pass for messages; it hides none that is whole.
+#[test]
+fn what_stands_inside_a_damaged_body_hides_no_message_before_or_behind_it() {
+    let lost_files: [&[&str]; 2] = [&["consumequeue"], &["consumequeue", "saturnmq.resume"]];
+    for lost in lost_files {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let config = small_config(dir.path());
+        let mut opened = open(&config).expect("open");
+        let mut sender = Sender::new(opened.ports.remove(0));
+        let queue = opened.store.queue_or_create("T", 0);
+        let mut place = 0;
+        for _ in 0..20 {
+            place = sender.send(&queue, b"good", b"").end;
+        }
+        let mut body = b"12345678".to_vec();
+        for offset in [20, 21] {
+            body.extend(inner(offset, place + 88 + body.len() as u64));
+        }
+        sender.send(&queue, &body, b"");
+        for _ in 0..20 {
+            sender.send(&queue, b"good", b"");
+        }
+        opened.store.close().expect("close");
+        let log = OpenOptions::new()
+            .write(true)
+            .open(dir.path().join("commitlog/00000000000000000000"));
+        log.expect("log file")
+            .write_all_at(&[0; 90], place)
+            .expect("write");
+        for name in lost {
+            let path = dir.path().join(name);
+            let removed = match path.is_dir() {
+                true => fs::remove_dir_all(path),
+                false => fs::remove_file(path),
+            };
+            removed.expect("remove");
+        }
+        let opened = open(&config).expect("open");
+        let queue = opened.store.queue("T", 0).expect("queue");
+        let mut reader = opened.store.reader().expect("reader");
+        let (messages, _) = read_all(&mut reader, &queue);
+        let good = messages.iter().filter(|message| message.body == b"good");
+        let offsets: Vec<i64> = good.map(|message| message.queue_offset).collect();
+        let sent: Vec<i64> = (0..20).chain(21..41).collect();
+        assert_eq!(offsets, sent, "{lost:?}");
+        assert_eq!(queue.next_offset(), 41);
         opened.store.close().expect("close");
     }
 }
