@@ -48,7 +48,16 @@ pub fn look(root: &Path, verified: &mut Verified) {
                 Found::Damaged(problem) => {
                     Some(format!("it is missing, and its .bak is damaged: {problem}"))
                 }
-                Found::Absent | Found::Empty => None,
+                Found::Absent | Found::Empty => {
+                    if file == File::Topics && verified.records > 0 {
+                        verified.notes.push(format!(
+                            "{} is missing and has no .bak: a start knows no topic, and messages \
+                             cannot be read before their topics are made again",
+                            path.display()
+                        ));
+                    }
+                    None
+                }
             },
             Found::Empty => Some(match spare {
                 Found::Absent | Found::Empty => {
@@ -105,11 +114,11 @@ fn read(path: &Path, file: File) -> Found {
 mod tests {
     use super::*;
 
-    fn looked(root: &Path) -> Verified {
+    fn looked(root: &Path, records: u64) -> Verified {
         let mut verified = Verified {
             log_begin: 0,
             log_end: 0,
-            records: 0,
+            records,
             entries: 0,
             items: None,
             damage: 0,
@@ -118,6 +127,24 @@ mod tests {
         };
         look(root, &mut verified);
         verified
+    }
+
+    #[test]
+    fn a_store_with_messages_and_without_topics_is_noted() {
+        let dir = tempfile::tempdir().expect("directory");
+        for there in [false, true] {
+            let found = looked(dir.path(), 3);
+            assert_eq!(found.damage, 0);
+            let noted = found.notes.iter().any(|note| {
+                note.contains(
+                    "config/topics.json is missing and has no .bak: a start knows no topic",
+                )
+            });
+            assert_eq!((noted, found.notes.len()), (!there, usize::from(!there)));
+            std::fs::create_dir_all(dir.path().join("config")).expect("directory");
+            let topics = dir.path().join("config/topics.json");
+            std::fs::write(topics, "{\"topicConfigTable\":{}}").expect("write");
+        }
     }
 
     #[test]
@@ -157,7 +184,7 @@ mod tests {
                     std::fs::write(path, text).expect("write");
                 }
             }
-            let found = looked(dir.path());
+            let found = looked(dir.path(), 0);
             assert_eq!(
                 found.damage,
                 u64::from(!said.is_empty()),

@@ -1,5 +1,4 @@
 //! Queue entries against records, both ways.
-//!
 //! Records come in the order of the log, so the records of a queue come in the order of its
 //! entries. An entry that no record came by for is looked up in the log at the end.
 
@@ -7,12 +6,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::extension_files::ExtensionFiles;
 use super::verify::{Findings, Tally};
-use super::{InspectError, QueueFiles, StoreView};
+use super::{Finding, InspectError, QueueFiles, StoreView};
 use crate::format::consume_entry::ConsumeEntry;
 use crate::format::extension_unit::position;
 use crate::format::light;
 use crate::format::names::is_directory_name;
 use crate::format::record::Record;
+use crate::former_run::FormerRun;
 use crate::layout::list_queues;
 
 /// Topic whose entries hold a time in place of a tag code.
@@ -67,8 +67,7 @@ struct Fileless {
 }
 
 impl Checked {
-    /// Queue offsets of a queue are given one after the other; those of damaged records are missing
-    /// for a reason that is told already.
+    /// Queue offsets are given in turn; those of damaged records are missing for a reason told.
     fn gap_before(
         &self,
         view: &StoreView,
@@ -137,8 +136,7 @@ impl Checked {
         superseded
     }
 
-    /// Where offsets begin again, the topic was deleted and made anew: what has no entry from there
-    /// on went with it. Returns how much that is.
+    /// Where offsets begin again the topic was made anew. Returns how much went with the old one.
     fn begins_anew(&mut self, at: u64) -> u64 {
         let mut gone = 0;
         while let Some(run) = self.runs.last()
@@ -202,8 +200,7 @@ impl<'v> QueueCheck<'v> {
         Ok(())
     }
 
-    /// Log offset behind the last record below `limit` that a queue ends with: it was dispatched,
-    /// so everything before that was on the disk.
+    /// Log offset behind the last dispatched record below `limit`: all before it was on the disk.
     pub fn dispatched_to(&mut self, limit: u64) -> Result<u64, InspectError> {
         let mut to = 0;
         for queue in self.queues.values_mut().flat_map(HashMap::values_mut) {
@@ -344,8 +341,7 @@ impl<'v> QueueCheck<'v> {
             self.superseded += 1;
             return;
         }
-        // Without a word of the last run, what is older than all that has entries may have gone
-        // with the topic.
+        // Without a word of the last run, what is older than all entries may have gone too.
         let current = match run.vouches_for(offset) {
             true => was_there,
             false => self.alive.contains(topic),
@@ -375,6 +371,7 @@ impl<'v> QueueCheck<'v> {
             }
         }
         self.tell_missing_queues(findings, tally);
+        tell_lost_files(view, findings, tally);
         if tally.queues_behind > 0 {
             tally.notes.push(format!(
                 "{} queues have no entries yet for their newest records: {} makes them",
@@ -467,6 +464,23 @@ fn differs(
     Some(format!("names the extension unit at {at}, {problem}"))
 }
 
+/// Log files that queue entries name and that are missing refuse a start (docs/durability.md).
+fn tell_lost_files(view: &StoreView, findings: &mut Findings, tally: &mut Tally) {
+    let ((entries, to), end) = (tally.beyond, view.log_limit());
+    let proves = matches!(view.last_run.former, FormerRun::Bounded(_)) && !view.is_live();
+    if proves && entries > 1 {
+        let text = format!(
+            "its files end at {end}, and {entries} queue entries name records up to {to}, which \
+             were on the disk: files are missing, and a start is refused"
+        );
+        findings.add(Finding::file(view.layout.commit_log(), text));
+    } else if entries > 0 {
+        tally.notes.push(format!(
+            "{entries} queue entries name records behind the log's end: the next start cuts them"
+        ));
+    }
+}
+
 fn finish_queue(
     view: &StoreView,
     (topic, queue_id): (&str, i32),
@@ -537,7 +551,13 @@ fn look_up(
             continue;
         }
         if !view.is_settled() && offset >= log_end {
-            behind_log += 1;
+            let reach = tally.beyond.1.max(view.log_limit());
+            let is_beyond = entry.end() > view.log_limit()
+                && entry.end().saturating_sub(reach) <= view.shape.log_file;
+            match is_beyond {
+                true => tally.beyond = (tally.beyond.0 + 1, tally.beyond.1.max(entry.end())),
+                false => behind_log += 1,
+            }
             continue;
         }
         let why = match log.record(offset)? {

@@ -74,6 +74,9 @@ pub(super) struct Tally {
     /// Queues whose end is behind the log.
     pub queues_behind: u64,
     pub notes: Vec<String>,
+    /// Queue entries that no file of the log can hold the records of, and log offset behind the
+    /// last of those.
+    pub beyond: (u64, u64),
     /// Damaged pieces of the log, in order.
     damaged: Vec<Range<u64>>,
 }

@@ -36,7 +36,9 @@ pub(super) struct Seen {
     /// Log offset behind the last of these records; 0 where entries prove nothing.
     pub(super) to: u64,
     /// Entries of records that no file of the log can hold.
-    beyond: u64,
+    pub(super) beyond: u64,
+    /// Log offset behind the last of those.
+    pub(super) beyond_to: u64,
 }
 
 /// An entry.
@@ -126,6 +128,7 @@ impl Opening<'_> {
                 seen.to = seen.to.max(last.map_or(0, |(_, entry)| entry.end()));
             }
             seen.beyond += behind.beyond;
+            seen.beyond_to = seen.beyond_to.max(behind.beyond_to);
             let places = behind.entries.iter().map(|(queue_offset, entry)| {
                 let place = Place {
                     size: entry.size,
@@ -141,7 +144,7 @@ impl Opening<'_> {
             self.durable_to = self.durable_to.max(seen.to);
         }
         self.seen = seen;
-        Ok(())
+        self.refuse_lost_files()
     }
 
     /// The entries of a queue behind its known end, or all of its last two files, as far as they go

@@ -2,6 +2,7 @@
 
 use super::Opening;
 use crate::error::OpenError;
+use crate::former_run::FormerRun;
 use crate::layout::LayoutError;
 use crate::queue_table::QueueTable;
 use crate::rebuild::KnownQueues;
@@ -12,7 +13,20 @@ impl Opening<'_> {
     /// durable, before anything is changed: no crash explains it, and a disk that is not mounted
     /// does. Who asks for queues to be made again from what there is gets that.
     pub(super) fn refuse_shrunk(&self) -> Result<(), OpenError> {
-        let (end, known_to) = (self.log_limit(), self.known_to);
+        self.refuse_ending_before(self.known_to)
+    }
+
+    /// The same, where the newest queue entries name what is missing: after a crash that leaves a
+    /// bound each of them was made of a record that was on the disk. One alone may be damaged.
+    pub(super) fn refuse_lost_files(&self) -> Result<(), OpenError> {
+        if !matches!(self.former, FormerRun::Bounded(_)) || self.seen.beyond < 2 {
+            return Ok(());
+        }
+        self.refuse_ending_before(self.seen.beyond_to)
+    }
+
+    fn refuse_ending_before(&self, known_to: u64) -> Result<(), OpenError> {
+        let end = self.log_limit();
         if end >= known_to || self.config.rebuild_queues {
             return Ok(());
         }

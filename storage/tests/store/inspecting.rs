@@ -12,7 +12,7 @@ use saturnmq_storage::inspect::{Found, StoreView, Verified, verify};
 use saturnmq_storage::layout::Layout;
 use saturnmq_storage::store::Store;
 
-use crate::damage::{crashed, flip};
+use crate::damage::{COUNT, crashed, flip, served};
 use crate::support::{Sender, copy_store, fill, open, small_config};
 
 fn view(config: &StoreConfig) -> StoreView {
@@ -274,6 +274,48 @@ fn a_log_that_ends_before_what_was_durable_is_told_whoever_cut_it() {
         fs::remove_dir(left.path("commitlog")).expect("remove");
         let said = left.problems();
         assert!(said.iter().any(|said| said.contains(&durable)), "{said:#?}");
+    }
+}
+
+/// Before the first resume point only queue entries know of the log's files.
+#[test]
+fn a_log_that_lacks_files_its_queue_entries_name_is_refused_untouched_and_told() {
+    for flush in [FlushMode::Sync, FlushMode::Async] {
+        for lacking in [0, 2] {
+            let dir = tempfile::tempdir().expect("temporary directory");
+            let (config, _) = crashed(&dir.path().join("store"), flush);
+            let (size, end) = (config.commit_log_file_size, look(&config).log_end);
+            let used = end.div_ceil(size);
+            let kept = if lacking == 0 { 0 } else { used - lacking };
+            let file = |number: u64| {
+                let name = format!("{:020}", number * size);
+                (
+                    config.root.join("commitlog").join(&name),
+                    dir.path().join(name),
+                )
+            };
+            for number in kept.. {
+                let (path, away) = file(number);
+                if fs::rename(path, away).is_err() {
+                    break;
+                }
+            }
+            let before = state(&config.root.join("consumequeue"));
+            let refused = open(&config).err().expect("refused").to_string();
+            let text = format!("was on the disk up to {end}");
+            assert!(refused.contains(&text), "{refused}");
+            assert!(refused.contains("--rebuild-queues"), "{refused}");
+            assert!(state(&config.root.join("consumequeue")) == before);
+            let said = format!("{:?}", look(&config).findings);
+            assert!(said.contains("files are missing"), "{said}");
+            for number in kept..used {
+                let (path, away) = file(number);
+                fs::rename(away, path).expect("put back");
+            }
+            let opened = open(&config).expect("open");
+            assert_eq!(served(&opened).len(), COUNT as usize);
+            opened.store.close().expect("close");
+        }
     }
 }
 
