@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, recv, send, setsockopt, shutdown,
     socketpair, sockopt,
@@ -76,8 +77,13 @@ fn hand_up(device: &File, ours: &OwnedFd, shared: &Shared) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::ENOENT)) => {
                 continue;
             }
-            // The mount is gone.
-            Err(_) => break,
+            Err(error) => {
+                // With ENODEV the mount is gone, in order.
+                if error.raw_os_error() != Some(libc::ENODEV) {
+                    eprintln!("the disk's device cannot be read: {error}");
+                }
+                break;
+            }
         };
         let request = &message[..len];
         let result = if word(request, 4) == TMPFILE {
@@ -86,9 +92,10 @@ fn hand_up(device: &File, ours: &OwnedFd, shared: &Shared) {
             let _ = from.write(&answer);
             Ok(len)
         } else {
-            send(ours.as_raw_fd(), request, MsgFlags::MSG_NOSIGNAL)
+            hand_over(ours, request)
         };
-        if result.is_err() {
+        if let Err(error) = result {
+            eprintln!("a request of {len} bytes does not reach the disk: {error}");
             break;
         }
     }
@@ -99,10 +106,32 @@ fn hand_up(device: &File, ours: &OwnedFd, shared: &Shared) {
 fn hand_down(device: &File, ours: &OwnedFd) {
     let mut message = vec![0; MESSAGE];
     let mut to = device;
-    while let Ok(len @ 1..) = recv(ours.as_raw_fd(), &mut message, MsgFlags::empty()) {
-        // The kernel may have given the request up.
-        let _ = to.write(&message[..len]);
+    loop {
+        match recv(ours.as_raw_fd(), &mut message, MsgFlags::empty()) {
+            Ok(0) => break,
+            // The kernel may have given the request up.
+            Ok(len) => drop(to.write(&message[..len])),
+            Err(error) if is_passing(error) => {}
+            Err(error) => {
+                eprintln!("the disk's answers cannot be read: {error}");
+                break;
+            }
+        }
     }
+}
+
+/// Sends one request; waits where the kernel has no memory for it at the moment.
+fn hand_over(ours: &OwnedFd, request: &[u8]) -> nix::Result<usize> {
+    loop {
+        match send(ours.as_raw_fd(), request, MsgFlags::MSG_NOSIGNAL) {
+            Err(error) if is_passing(error) => std::thread::yield_now(),
+            sent => return sent,
+        }
+    }
+}
+
+fn is_passing(error: Errno) -> bool {
+    matches!(error, Errno::EINTR | Errno::ENOBUFS | Errno::ENOMEM)
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {
