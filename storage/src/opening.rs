@@ -108,6 +108,8 @@ struct Opening<'a> {
     durable_to: u64,
     /// Queues and index were being made again from the beginning of the log.
     began_again: bool,
+    /// Entries may be those of a start that was interrupted while it made them again.
+    was_in_doubt: bool,
     /// The resume point on disk, if it is not one of another broker.
     noted: Option<ResumePoint>,
     /// What queues' files say behind the resume point.
@@ -149,6 +151,7 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
         known_to: 0,
         durable_to: 0,
         began_again: false,
+        was_in_doubt: false,
         noted: None,
         seen: Seen::default(),
         indexed_to: 0,
@@ -444,6 +447,7 @@ impl Opening<'_> {
         rebuild.known_below = pass.known_below;
         rebuild.removed = Some(&self.removed).filter(|removed| !removed.is_empty());
         rebuild.whole = pass.whole;
+        rebuild.files_tell = !self.was_in_doubt;
         rebuild.units = Units::of(self.config);
         rebuild.may_lack_room = pass.may_lack_room;
         let mut progress = Progress::new(from, self.log_limit());

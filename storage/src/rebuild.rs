@@ -5,17 +5,23 @@
 //! one is kept back until the queue's next record tells what it is: the begin of a gap, a topic
 //! that was deleted and made anew, or damage in the record's header, which has no checksum. So
 //! damage costs the record it hit and moves no other.
+//!
+//! What the properties of a record say of light queues has less weight than that: it may be what
+//! they said of the record that this one is a copy of, or a client's word. What must always hold:
+//! no record takes a place away from one that a resume point vouches for, or that stands there by
+//! the queue's files, unless the queue's topic was removed in between.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::consume_queue::UnitNote;
+use crate::consume_queue::{ConsumeQueueError, UnitNote};
 use crate::dispatch::{Units, entry_tags_code};
 use crate::error::OpenError;
 use crate::format::consume_entry::ConsumeEntry;
 use crate::format::light;
 use crate::format::message::sys_flag;
 use crate::format::names::is_directory_name;
+use crate::format::properties::names;
 use crate::format::record::Record;
 use crate::index_file::Index;
 use crate::queue_table::{Queue, QueueTable};
@@ -55,6 +61,23 @@ struct Track {
     offered: Option<u64>,
     /// A record with another offset, until the next one tells what it is.
     pending: Option<(i64, Noted)>,
+    /// Queue offset behind what a resume point vouches for.
+    began: i64,
+    /// Where the last gap began that was believed.
+    gap: Option<i64>,
+    /// Queue offset after the last entry that its file had as the record has it.
+    stood: Option<i64>,
+}
+
+/// What a record is whose offset lies below the next one's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lower {
+    /// Of a topic that was removed and made anew.
+    Anew,
+    /// In its place, and the records that went before it are in none.
+    InPlace,
+    /// In no place of its own.
+    Misfit,
 }
 
 /// An entry, and what its unit is to say if it gets one.
@@ -80,6 +103,8 @@ pub(crate) struct Rebuild<'a> {
     pub(crate) removed: Option<&'a RemovedTopics>,
     /// Whether every record of the log comes by, so that queues hold nothing but their entries.
     pub(crate) whole: bool,
+    /// Whether entries that stood before the walk say which records were in their places.
+    pub(crate) files_tell: bool,
     /// `None` when entries get no units.
     pub(crate) units: Option<Units>,
     /// Whether a former walk came to these records: entries of theirs that stand are left alone.
@@ -121,6 +146,7 @@ impl<'a> Rebuild<'a> {
             known,
             removed: None,
             whole: false,
+            files_tell: false,
             units: None,
             repeats: false,
             may_lack_room: false,
@@ -199,7 +225,7 @@ impl<'a> Rebuild<'a> {
             queue_id,
             queue_offset,
             entry,
-            is_copied,
+            source,
         } = *placed;
         // Neither has a checksum: damage here costs this entry, not the start of the broker.
         if !is_directory_name(topic) || !(0..QUEUE_OFFSET_END).contains(&queue_offset) {
@@ -219,16 +245,16 @@ impl<'a> Rebuild<'a> {
             return Ok(());
         }
         if self.lacks_room.is_some() {
-            let queue = match is_copied {
-                true => self.table.get(topic, queue_id),
-                false => Some(self.table.get_or_create(topic, queue_id)),
+            let queue = match source {
+                Source::Own => Some(self.table.get_or_create(topic, queue_id)),
+                _ => self.table.get(topic, queue_id),
             };
             if let Some(queue) = queue {
                 self.note_unmade(&queue, queue_offset);
             }
             return Ok(());
         }
-        if is_copied && !self.is_next(topic, queue_offset) {
+        if !self.may_be_its_own(placed)? {
             return Ok(());
         }
         let queue = self.table.get_or_create(topic, queue_id);
@@ -254,14 +280,33 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// Whether the light queue goes on at this offset.
-    fn is_next(&mut self, topic: &str, queue_offset: i64) -> bool {
-        let Some(queue) = self.table.get(topic, light::QUEUE_ID) else {
-            return false;
+    /// Whether the place that a record names can be the record's own, and not that of another one
+    /// of which it is a copy.
+    fn may_be_its_own(&mut self, placed: &PlacedEntry<'_>) -> Result<bool, OpenError> {
+        let offset = placed.queue_offset;
+        if placed.source == Source::Own || placed.source == Source::Light {
+            return Ok(true);
+        }
+        // What stands behind a resume point is this broker's, which gives those no place.
+        if placed.source == Source::ComesAgain && !self.whole {
+            return Ok(false);
+        }
+        let Some(queue) = self.table.get(placed.topic, light::QUEUE_ID) else {
+            return Ok(placed.source == Source::Copy);
         };
+        if self.whole
+            && self.files_tell
+            && let Some(stands) = queue.entry(offset).map_err(ConsumeQueueError::from)?
+            && stands.physical_offset != placed.entry.physical_offset
+        {
+            return Ok(false);
+        }
         let track = self.track(&queue);
         let kept = track.pending.as_ref().map(|(kept, _)| kept + 1);
-        kept.or(track.next) == Some(queue_offset)
+        Ok(match (placed.source, track.next) {
+            (Source::Copy, next) => next.is_none_or(|next| offset >= next),
+            (_, next) => kept.or(next) == Some(offset),
+        })
     }
 
     fn track(&mut self, queue: &Queue) -> &mut Track {
@@ -271,13 +316,18 @@ impl<'a> Rebuild<'a> {
         }
         let track = &mut self.tracks[slot];
         if !self.whole && track.next.is_none() && queue.max_offset() > 0 {
-            track.next = Some(queue.max_offset());
+            track.began = queue.max_offset();
+            track.next = Some(track.began);
         }
         track
     }
 
     /// Decides about the record at hand, and the one kept back before it.
     fn offer(&mut self, queue: &Arc<Queue>, offset: i64, entry: Noted) -> Result<(), OpenError> {
+        if self.lower(queue, offset) == Some(Lower::Misfit) {
+            self.misfit(&queue.topic, queue.queue_id, offset, entry.entry);
+            return Ok(());
+        }
         let track = self.track(queue);
         let next = track.next;
         let Some((kept, kept_entry)) = track.pending.take() else {
@@ -305,17 +355,43 @@ impl<'a> Rebuild<'a> {
         }
     }
 
+    /// What a record is that names this offset; `None` if it lies before none that came by.
+    fn lower(&mut self, queue: &Queue, offset: i64) -> Option<Lower> {
+        let (whole, files_tell) = (self.whole, self.whole && self.files_tell);
+        let removed_at = self.removed.and_then(|removed| removed.get(&*queue.topic));
+        let track = self.track(queue);
+        track.next.filter(|next| offset < *next)?;
+        let stood = track.stood.filter(|_| files_tell);
+        let in_gap = track.gap.is_some_and(|gap| offset >= gap);
+        Some(if in_gap || stood.is_some_and(|stood| offset >= stood) {
+            Lower::InPlace
+        } else if stood.is_some() {
+            Lower::Misfit
+        } else if whole {
+            match (offset, light::is_light(&queue.topic)) {
+                // So begins a topic that is made anew.
+                (0, _) => Lower::Anew,
+                (_, true) => Lower::Misfit,
+                // The offsets from here on were claimed by what stood inside damage.
+                (_, false) if track.first < Some(offset) => Lower::InPlace,
+                (_, false) => Lower::Anew,
+            }
+        } else if removed_at.is_some_and(|removed_at| queue.log_end() <= *removed_at) {
+            // Whoever removes a topic notes it before one of its name takes anything.
+            Lower::Anew
+        } else if offset >= track.began && !light::is_light(&queue.topic) {
+            Lower::InPlace
+        } else {
+            Lower::Misfit
+        })
+    }
+
     fn commit(&mut self, queue: &Queue, offset: i64, noted: Noted) -> Result<(), OpenError> {
         let before = queue.max_offset();
+        let lower = self.lower(queue, offset);
+        let whole = self.whole;
         let track = self.track(queue);
-        let begins_anew = track.next.is_some_and(|next| offset < next);
-        // A topic made anew begins with 0. Elsewhere the offsets from here on were claimed by what
-        // stood inside damage, and what is before them is as good as ever.
-        match track.first {
-            Some(first) if !begins_anew || (first < offset && offset > 0) => {}
-            _ => track.first = Some(offset),
-        }
-        if begins_anew && track.first < Some(offset) {
+        if lower == Some(Lower::InPlace) {
             tracing::warn!(
                 topic = %queue.topic,
                 queue_id = queue.queue_id,
@@ -325,9 +401,18 @@ impl<'a> Rebuild<'a> {
                  served"
             );
         }
+        if lower == Some(Lower::Anew) || track.first.is_none() {
+            track.first = Some(offset);
+        }
         let expected = track.next.replace(offset + 1);
-        if begins_anew {
+        if lower.is_some() {
+            let stood = track.stood.filter(|_| lower != Some(Lower::Anew));
+            (track.gap, track.stood) = (None, stood.map(|stood| stood.min(offset)));
             queue.cut_to(offset)?;
+        } else {
+            // Queues that a walk does not see from their first record on begin with 0.
+            let begin = expected.or((!whole).then_some(0));
+            track.gap = begin.filter(|begin| *begin < offset).or(track.gap);
         }
         // Offsets without a record hold nothing, whatever stands there.
         for blank in expected.unwrap_or(offset)..offset.min(before) {
@@ -337,6 +422,8 @@ impl<'a> Rebuild<'a> {
         if queue.put_at(offset, noted.entry, noted.note.as_ref())? {
             self.entries += 1;
             self.replaced += u64::from(existed);
+        } else {
+            self.track(queue).stood = Some(offset + 1);
         }
         Ok(())
     }
@@ -363,13 +450,16 @@ impl<'a> Rebuild<'a> {
                 }
                 continue;
             }
+            let files_tell = self.files_tell;
             let known = self.known.get(&*queue.topic);
             let known = known.and_then(|queues| queues.get(&queue.queue_id).copied());
             let track = self.track(&queue);
             if let Some((offset, entry)) = track.pending.take() {
                 let next = track.next.unwrap_or(offset);
                 // One record alone shows a gap, but no topic made anew, unless it was known.
-                let anew = known.is_some_and(|known| known.max == offset + 1);
+                let stood =
+                    files_tell && track.stood == Some(offset) && light::is_light(&queue.topic);
+                let anew = stood || known.is_some_and(|known| known.max == offset + 1);
                 if (next..=next.saturating_add(GAP_MAX)).contains(&offset) || anew {
                     match self.commit(&queue, offset, entry) {
                         Err(error) if self.goes_on_after(&error) => {
@@ -403,8 +493,38 @@ pub(crate) struct PlacedEntry<'a> {
     pub(crate) queue_id: i32,
     pub(crate) queue_offset: i64,
     pub(crate) entry: ConsumeEntry,
+    pub(crate) source: Source,
+}
+
+/// Where an entry's place is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The record's own queue.
+    Own,
+    /// The properties of a message that enters light queues.
+    Light,
+    /// Those of a copy, which enters them at places of its own, but may have kept the first one's.
+    Copy,
+    /// Those of a message that comes again: brokers of 4.9 give it places too, elsewhere they are
+    /// the first one's.
+    ComesAgain,
+}
+
+impl Source {
+    /// That of a record's places in light queues.
+    pub(crate) fn in_light_queues(record: &Record<'_>) -> Source {
+        let is_copy = || record.properties().get_str(names::ORIGIN_MESSAGE_ID);
+        match light::enters_light_queues(record.topic()) {
+            false => Source::ComesAgain,
+            true if is_copy().is_some() => Source::Copy,
+            true => Source::Light,
+        }
+    }
+
     /// Whether the offset may be that of another record, of which this one is a copy.
-    pub(crate) is_copied: bool,
+    pub(crate) fn is_copied(self) -> bool {
+        matches!(self, Source::Copy | Source::ComesAgain)
+    }
 }
 
 /// Every queue entry of the record at `offset`: its own, and those in the light queues it was
@@ -429,21 +549,20 @@ pub(crate) fn for_each_entry<E>(
         queue_id: record.queue_id(),
         queue_offset: record.queue_offset(),
         entry,
-        is_copied: false,
+        source: Source::Own,
     })?;
     if seeded(Fault::NoLightEntries) {
         return Ok(());
     }
-    // Brokers of 4.9 give offsets to retried and delayed messages too; elsewhere they are those of
-    // the message that comes again.
-    let is_copied = !light::enters_light_queues(record.topic());
-    for (topic, queue_offset) in light::places(record.properties()) {
+    let properties = record.properties();
+    let source = Source::in_light_queues(record);
+    for (topic, queue_offset) in light::places(properties) {
         visit(PlacedEntry {
             topic,
             queue_id: light::QUEUE_ID,
             queue_offset,
             entry,
-            is_copied,
+            source,
         })?;
     }
     Ok(())

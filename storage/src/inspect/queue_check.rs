@@ -14,6 +14,7 @@ use crate::format::names::is_directory_name;
 use crate::format::record::Record;
 use crate::former_run::FormerRun;
 use crate::layout::list_queues;
+use crate::rebuild::Source;
 
 /// Topic whose entries hold a time in place of a tag code.
 const SCHEDULE_TOPIC: &str = "SCHEDULE_TOPIC_XXXX";
@@ -227,14 +228,18 @@ impl<'v> QueueCheck<'v> {
         }
         let place = (record.topic(), record.queue_id(), record.queue_offset());
         self.placed(place, (record, offset), findings, tally)?;
-        let may_be_copied = !light::enters_light_queues(record.topic());
+        let source = Source::in_light_queues(record);
         for (queue, at) in light::places(record.properties()) {
             // A queue may be named twice.
             if self.was_seen(queue, offset) {
                 continue;
             }
-            if may_be_copied && !self.has_entry(queue, at, offset)? {
-                continue;
+            if source.is_copied() {
+                let named = self.named(queue, at, offset)?;
+                let is_own = named == Some(offset);
+                if !is_own && (source == Source::ComesAgain || named.is_some()) {
+                    continue;
+                }
             }
             let place = (queue, light::QUEUE_ID, at);
             self.placed(place, (record, offset), findings, tally)?;
@@ -251,16 +256,18 @@ impl<'v> QueueCheck<'v> {
             .is_some_and(|(_, last)| last == offset)
     }
 
-    /// Whether the entry at `at` of a light queue is that of the record at `offset`.
-    fn has_entry(&mut self, topic: &str, at: i64, offset: u64) -> Result<bool, InspectError> {
+    /// Log offset of the record that the entry at `at` of a light queue names, for the record at
+    /// `offset`; `None` without entry.
+    fn named(&mut self, topic: &str, at: i64, offset: u64) -> Result<Option<u64>, InspectError> {
         let live = self.view.is_live();
         let queues = self.queues.get_mut(topic);
         let queue = queues.and_then(|ids| ids.get_mut(&light::QUEUE_ID));
         let (Some(queue), Ok(at)) = (queue, u64::try_from(at)) else {
-            return Ok(false);
+            return Ok(None);
         };
         let entry = queue.entry(at, offset, live)?;
-        Ok(entry.is_some_and(|entry| entry.physical_offset == offset))
+        let entry = entry.filter(|entry| !entry.is_pre_blank());
+        Ok(entry.map(|entry| entry.physical_offset))
     }
 
     fn placed(

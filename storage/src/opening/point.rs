@@ -49,6 +49,7 @@ impl Opening<'_> {
             self.durable_to = self.known_to;
         }
         self.check_front(Some(&point), later)?;
+        self.was_in_doubt = point.in_doubt;
         self.began_again = point.in_doubt
             && point.log_offset == point.last_record
             && point.log_offset == self.log_min();

@@ -261,7 +261,7 @@ impl Walk<'_> {
             }
             for_each_entry(&scanned.record, scanned.offset, delays, &mut |placed| {
                 let here = placed.queue_id == queue.queue_id && placed.topic == &*queue.topic;
-                let wanted = match placed.is_copied {
+                let wanted = match placed.source.is_copied() {
                     true => lost.containing(placed.queue_offset).is_some(),
                     false => (first..end).contains(&placed.queue_offset),
                 };

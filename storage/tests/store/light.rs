@@ -16,13 +16,13 @@ use saturnmq_storage::store::Store;
 use crate::support::{Sender, open, ranges, read_all, small_config, wait_dispatched};
 
 /// Sends messages that name light queues.
-struct Dispatching {
-    sender: Sender,
+pub struct Dispatching {
+    pub sender: Sender,
     token: u64,
     sys_flag: i32,
 }
 
-fn text(names: &[&str]) -> String {
+pub fn text(names: &[&str]) -> String {
     format!(
         "TAGS\u{1}A\u{2}INNER_MULTI_DISPATCH\u{1}{}",
         names.join(",")
@@ -62,7 +62,7 @@ fn push(
 }
 
 /// Sends `numbers` to `topic`: all to `%LMQ%every`, each third to `%LMQ%third` as well.
-fn send(sending: &mut Dispatching, store: &Store, numbers: std::ops::Range<u32>) {
+pub fn send(sending: &mut Dispatching, store: &Store, numbers: std::ops::Range<u32>) {
     let mut end = 0;
     for number in numbers {
         let names: &[&str] = match number % 3 {
@@ -78,7 +78,7 @@ fn send(sending: &mut Dispatching, store: &Store, numbers: std::ops::Range<u32>)
     wait_dispatched(store, end);
 }
 
-fn opened(config: &StoreConfig) -> (std::sync::Arc<Store>, Dispatching) {
+pub fn opened(config: &StoreConfig) -> (std::sync::Arc<Store>, Dispatching) {
     let mut opened = open(config).expect("open");
     let sender = Sender::new(opened.ports.remove(0));
     let sending = Dispatching {
@@ -90,7 +90,7 @@ fn opened(config: &StoreConfig) -> (std::sync::Arc<Store>, Dispatching) {
 }
 
 /// The bodies of a queue's messages; each has its offset in its property.
-fn bodies(store: &Store, name: &str) -> Vec<u32> {
+pub fn bodies(store: &Store, name: &str) -> Vec<u32> {
     let queue = store.queue(name, 0).expect("light queue");
     let mut reader = store.reader().expect("reader");
     let mut record = Vec::new();
@@ -129,7 +129,7 @@ fn check(store: &Store, count: u32) {
     }
 }
 
-fn check_files(config: &StoreConfig) {
+pub fn check_files(config: &StoreConfig) {
     let index = IndexShape {
         slots: config.index_slots,
         items: config.index_items,

@@ -19,4 +19,5 @@ mod places;
 mod removed;
 mod retention;
 mod running;
+mod stale;
 mod support;
