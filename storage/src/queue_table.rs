@@ -8,8 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use arc_swap::ArcSwap;
-
 use crate::consume_queue::{
     ConsumeQueue, ConsumeQueueError, Extension, Extensions, KnownEnd, Placed, QueueFile,
 };
@@ -23,9 +21,11 @@ use crate::side_by_side;
 
 mod extended;
 pub(crate) mod leftovers;
+mod of_topic;
 mod remembered;
 pub mod removal;
 
+use of_topic::QueuesOfTopic;
 pub(crate) use remembered::RememberedQueues;
 use removal::{Removal, Removing};
 
@@ -230,9 +230,6 @@ impl Queue {
     }
 }
 
-/// The queues of one topic, by queue id.
-type Topic = Arc<ArcSwap<Vec<Arc<Queue>>>>;
-
 /// All queues of the store.
 #[derive(Debug)]
 pub struct QueueTable {
@@ -240,7 +237,7 @@ pub struct QueueTable {
     file_size: u64,
     extensions: Extensions,
     budget: Arc<MapBudget>,
-    topics: papaya::HashMap<Arc<str>, Topic>,
+    topics: papaya::HashMap<Arc<str>, Arc<QueuesOfTopic>>,
     slots: papaya::HashMap<u32, Arc<Queue>>,
     next_slot: AtomicU32,
     /// Queues of light topics.
@@ -357,8 +354,7 @@ impl QueueTable {
     /// The queue, if it exists.
     pub fn get(&self, topic: &str, queue_id: i32) -> Option<Arc<Queue>> {
         let topics = self.topics.pin();
-        let queues = topics.get(topic)?.load();
-        find(&queues, queue_id).map(|index| Arc::clone(&queues[index]))
+        topics.get(topic)?.get(queue_id)
     }
 
     /// The queue; made when it does not exist. Nothing appears on disk before its first entry.
@@ -410,11 +406,9 @@ impl QueueTable {
 
     /// All queues of a topic, by queue id.
     pub fn queues_of(&self, topic: &str) -> Arc<Vec<Arc<Queue>>> {
-        self.topics
-            .pin()
-            .get(topic)
-            .map(|queues| queues.load_full())
-            .unwrap_or_default()
+        let topics = self.topics.pin();
+        let queues = topics.get(topic).map(|queues| queues.all());
+        Arc::new(queues.unwrap_or_default())
     }
 
     /// All queues, in the order in which this process came to know them: whatever is done to all
@@ -454,7 +448,7 @@ impl QueueTable {
         let topics = self.topics.pin();
         let (topic, queues) = match topics.get_key_value(topic) {
             Some((topic, queues)) => (Arc::clone(topic), Arc::clone(queues)),
-            None => (Arc::from(topic), Topic::default()),
+            None => (Arc::from(topic), Arc::default()),
         };
         let queue = Arc::new(Queue {
             slot: self.next_slot.fetch_add(1, Ordering::Relaxed),
@@ -474,19 +468,13 @@ impl QueueTable {
             self.light.fetch_add(1, Ordering::Relaxed);
         }
         self.slots.pin().insert(queue.slot, Arc::clone(&queue));
-        let mut list = queues.load_full().as_ref().clone();
-        let place = list.partition_point(|other| other.queue_id < queue_id);
-        list.insert(place, Arc::clone(&queue));
-        queues.store(Arc::new(list));
-        topics.insert(topic, queues);
+        let is_first = queues.is_empty();
+        queues.insert(&queue);
+        if is_first {
+            topics.insert(topic, queues);
+        }
         queue
     }
-}
-
-fn find(queues: &[Arc<Queue>], queue_id: i32) -> Option<usize> {
-    queues
-        .binary_search_by_key(&queue_id, |queue| queue.queue_id)
-        .ok()
 }
 
 #[cfg(test)]

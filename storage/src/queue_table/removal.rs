@@ -187,7 +187,7 @@ impl QueueTable {
         let Some((topic, queues)) = topics.remove_entry(topic) else {
             return (Arc::from(topic), Arc::default());
         };
-        let queues = queues.load_full();
+        let queues = Arc::new(queues.all());
         let slots = self.slots.pin();
         for queue in queues.iter() {
             queue.removed.store(true, Ordering::SeqCst);
