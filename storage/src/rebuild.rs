@@ -246,8 +246,8 @@ impl<'a> Rebuild<'a> {
         }
         if self.lacks_room.is_some() {
             let queue = match source {
-                Source::Own => Some(self.table.get_or_create(topic, queue_id)),
-                _ => self.table.get(topic, queue_id),
+                Source::ComesAgain => self.table.get(topic, queue_id),
+                _ => Some(self.table.get_or_create(topic, queue_id)),
             };
             if let Some(queue) = queue {
                 self.note_unmade(&queue, queue_offset);
