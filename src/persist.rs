@@ -19,6 +19,10 @@ use saturnmq_storage::regular;
 use thiserror::Error;
 use tokio::sync::Notify;
 
+mod last;
+
+pub use last::LastChanges;
+
 /// Time of writing that may be spent in a row before the executor rests: the first changes after a
 /// quiet time are written at once.
 const BURST: Duration = Duration::from_millis(50);

@@ -28,7 +28,7 @@ use crate::handler::SUBSCRIPTION_PARSE_FAILED;
 use crate::handler::pull_checks::unsupported;
 use crate::handler::send_checks::give_queues;
 use crate::names;
-use crate::persist::Ticket;
+use crate::persist::{LastChanges, Ticket};
 use crate::room;
 use crate::subscription::{check_size, is_tag, own_filter, subscriptions};
 use crate::topics::{PERM_READ, PERM_WRITE, TopicConfig, UNIT_SUBSCRIPTION};
@@ -80,8 +80,7 @@ pub fn heartbeat(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Ans
         fingerprint: data.heartbeat_fingerprint,
         without_subscriptions: data.without_sub && data.heartbeat_fingerprint != 0,
         subscription_changed: data.heartbeat_fingerprint == 0,
-        group_ticket: None,
-        ticket: None,
+        made: LastChanges::default(),
         refused: None,
         now,
     };
@@ -105,7 +104,7 @@ pub fn heartbeat(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Ans
             .field("IS_SUPPORT_HEART_BEAT_V2", true)
             .field("IS_SUB_CHANGE", beat.subscription_changed);
     }
-    let made: Vec<Ticket> = beat.group_ticket.into_iter().chain(beat.ticket).collect();
+    let made = beat.made.into_tickets();
     if made.is_empty() {
         return reply.into();
     }
@@ -121,8 +120,7 @@ struct Heartbeat<'a> {
     without_subscriptions: bool,
     subscription_changed: bool,
     /// The last changes of groups and of topics, that the answer waits for.
-    group_ticket: Option<Ticket>,
-    ticket: Option<Ticket>,
+    made: LastChanges,
     refused: Option<ClientsFull>,
     now: i64,
 }
@@ -154,7 +152,7 @@ impl Heartbeat<'_> {
             topic.is_some_and(|topic| topic.config.order)
         });
         // Made by it or by another request a moment ago.
-        self.group_ticket = self.pending(group.ticket()).or(self.group_ticket);
+        self.made.add(self.pending(group.ticket()));
         self.make_retry_topic(&group, ordered, consumer.unit_mode);
         let known = self.broker.clients.consumer(&consumer.group_name);
         let view = known.as_ref().map(|known| known.view());
@@ -228,15 +226,14 @@ impl Heartbeat<'_> {
     fn make_retry_topic(&mut self, group: &Group, ordered: bool, unit: bool) {
         let name = names::retry_topic(&group.config.name);
         if let Some(topic) = self.broker.topics.get(&name) {
-            self.ticket = self.pending(topic.ticket()).or(self.ticket);
+            self.made.add(self.pending(topic.ticket()));
             let mut config = topic.config.clone();
             if !self.without_subscriptions {
                 config.order = ordered;
             }
             give_queues(&mut config, group.config.retry_queue_nums);
             if config != topic.config {
-                let ticket = self.broker.topics.create_or_update(config);
-                self.ticket = ticket.or(self.ticket);
+                self.made.add(self.broker.topics.create_or_update(config));
             }
             return;
         }
@@ -252,8 +249,10 @@ impl Heartbeat<'_> {
             tracing::debug!(group = group.config.name, %full, "no retry topic");
             return;
         }
-        let (_, ticket) = self.broker.topics.create_if_absent(config);
-        self.ticket = ticket.or(self.ticket);
+        // Made by another request in the meantime: it is that one's change.
+        let (topic, ticket) = self.broker.topics.create_if_absent(config);
+        self.made
+            .add(ticket.or_else(|| self.pending(topic.ticket())));
     }
 }
 

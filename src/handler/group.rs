@@ -14,6 +14,7 @@ use crate::groups::{FoundGroup, GroupConfig};
 use crate::handler::topic::{Page, json_reply, refused_name, version_to_wire};
 use crate::handler::{SUBSCRIPTION_GROUP_NOT_EXIST, attributes, durably};
 use crate::names;
+use crate::persist::File;
 use crate::state_members::Expected;
 
 /// Bit of what is forbidden to a group: reading.
@@ -117,7 +118,10 @@ pub fn delete(broker: &Broker, request: &Request<'_>) -> Answer {
         Err(error) => return error.into(),
     };
     let removed = broker.groups.remove(asked.group_name);
-    let mut tickets: Vec<_> = removed.into_iter().map(|(_, ticket)| ticket).collect();
+    // Removed by another request a moment ago: it is that one's change.
+    let removed = removed.map(|(_, ticket)| ticket);
+    let removed = removed.unwrap_or_else(|| broker.persist.latest(File::Groups));
+    let mut tickets = vec![removed];
     // Also without a configuration: a group that is made again would go on where it was.
     if asked.cleans_offsets() {
         tickets.push(broker.offsets.remove_group(asked.group_name));
@@ -150,6 +154,9 @@ pub fn forbidden(broker: &Broker, request: &Request<'_>) -> Answer {
         Some(false) => old | FORBIDDEN_READ,
     };
     let ticket = broker.groups.set_forbidden(group, topic, bits);
+    // Set by another request a moment ago: it is that one's change.
+    let set = asked.readable.is_some();
+    let ticket = ticket.or_else(|| set.then(|| broker.persist.latest(File::Groups)));
     if bits != old {
         broker.rules_changed();
     }

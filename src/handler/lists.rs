@@ -15,7 +15,7 @@ use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::core::off_the_cores;
 use crate::groups::GroupConfig;
-use crate::persist::Ticket;
+use crate::persist::{LastChanges, Ticket};
 use crate::services::ServiceContext;
 use crate::topics::{TopicConfig, TopicFilterType};
 
@@ -48,7 +48,7 @@ fn make<T: Send + 'static>(request: &Request<'_>, wanted: Wanted<T>, make: Make<
         off_the_cores();
         match wanted(&services.broker, is_v5, &body) {
             Ok(configs) => {
-                let (rest, last) = (configs.into_iter(), None);
+                let (rest, last) = (configs.into_iter(), LastChanges::default());
                 Making { rest, make, last }.go_on(services, slot);
             }
             Err(reply) => services.reply(slot, reply),
@@ -60,15 +60,15 @@ fn make<T: Send + 'static>(request: &Request<'_>, wanted: Wanted<T>, make: Make<
 struct Making<T> {
     rest: std::vec::IntoIter<T>,
     make: Make<T>,
-    /// The last change, durable no earlier than those before it in the same file.
-    last: Option<Ticket>,
+    /// What the answer waits for: also changes of others that it finds made.
+    last: LastChanges,
 }
 
 impl<T: Send + 'static> Making<T> {
     fn go_on(mut self, services: &mut ServiceContext, slot: ReplySlot) {
         let began = Instant::now();
         while let Some(config) = self.rest.next() {
-            self.last = (self.make)(&services.broker, config).or(self.last);
+            self.last.add((self.make)(&services.broker, config));
             if began.elapsed() >= STEP {
                 return services.go_on_later(
                     slot,
@@ -78,12 +78,7 @@ impl<T: Send + 'static> Making<T> {
         }
         let broker = std::sync::Arc::clone(&services.broker);
         broker.rules_changed();
-        durably::reply(
-            broker,
-            slot,
-            self.last.into_iter().collect(),
-            Reply::success(),
-        );
+        durably::reply(broker, slot, self.last.into_tickets(), Reply::success());
     }
 }
 

@@ -12,7 +12,7 @@ use crate::broker::Broker;
 use crate::handler::attributes::{self, Attributes};
 use crate::handler::{INVALID_PARAMETER, TOPIC_NOT_EXIST, durably};
 use crate::names::{self, NameError};
-use crate::persist::Ticket;
+use crate::persist::{File, LastChanges, Ticket};
 use crate::services::ServiceContext;
 use crate::state_json::DataVersion;
 use crate::state_members::Expected;
@@ -261,13 +261,13 @@ pub fn delete(broker: &Broker, request: &Request<'_>) -> Answer {
     Answer::Work(Box::new(move |services, slot| {
         let broker = Arc::clone(&services.broker);
         match remove(services, &topic) {
-            Ok(tickets) => durably::reply(broker, slot, tickets, Reply::success()),
+            Ok(last) => durably::reply(broker, slot, last.into_tickets(), Reply::success()),
             Err(reply) => services.reply(slot, reply),
         }
     }))
 }
 
-fn remove(services: &mut ServiceContext, topic: &str) -> Result<Vec<Ticket>, Reply> {
+fn remove(services: &mut ServiceContext, topic: &str) -> Result<LastChanges, Reply> {
     let broker = Arc::clone(&services.broker);
     let mut doomed = vec![topic.to_owned()];
     if broker.live.load().clear_retry_topic {
@@ -277,20 +277,22 @@ fn remove(services: &mut ServiceContext, topic: &str) -> Result<Vec<Ticket>, Rep
             doomed.push(format!("{retry}+{topic}"));
         }
     }
-    let mut tickets = Vec::new();
+    let mut last = LastChanges::default();
     for name in doomed {
         // Progress and queue files go without a configuration as well: a topic that is made again
         // would go on with them.
         let removed = broker.topics.remove(&name);
-        tickets.extend(removed.map(|(_, ticket)| ticket));
-        tickets.push(broker.offsets.remove_topic(&name));
+        // Removed by another request a moment ago: it is that one's change.
+        let removed = removed.map(|(_, ticket)| ticket);
+        last.add(removed.or_else(|| Some(broker.persist.latest(File::Topics))));
+        last.add(Some(broker.offsets.remove_topic(&name)));
         let queues = broker.store.remove_topic(&name).map_err(|error| {
             let remark = format!("{name} is removed, but its queue files are not: {error}");
             Reply::error(SYSTEM_ERROR, remark)
         })?;
         broker.queues_gone(&queues);
     }
-    Ok(tickets)
+    Ok(last)
 }
 
 #[cfg(test)]
