@@ -69,6 +69,8 @@ pub fn handle(broker: &Broker, request: &Request<'_>) -> Option<Answer> {
 
 /// Bytes of a registration's body that a network core reads itself: some hundred topics.
 const FEW_TOPICS: usize = 32 << 10;
+/// Routes that are entered while no core finds one.
+const FEW_ROUTES: usize = 256;
 
 fn json(body: &impl Serialize) -> Reply {
     match serde_json::to_vec(body) {
@@ -153,7 +155,10 @@ fn topic_list(topic_list: Vec<String>) -> Reply {
 }
 
 fn all_topics() -> Answer {
-    later(|broker| topic_list(broker.name_server.registry().topics().cloned().collect()))
+    later(|broker| {
+        let registry = broker.name_server.registry();
+        topic_list(registry.topics().map(|name| name.to_string()).collect())
+    })
 }
 
 fn cluster_topics(request: &Request<'_>) -> Answer {
@@ -200,26 +205,46 @@ fn register_topic(broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(topic) => topic,
         Err(error) => return error.into(),
     };
-    let route: TopicRouteData = match fastjson::from_client(request.command.body) {
+    let (topic, body) = (topic.to_owned(), request.command.body.to_vec());
+    // Whatever comes next on the connection finds what a few brokers have.
+    let is_small = body.len() <= FEW_TOPICS;
+    let work = move |broker: &Broker| enter_topic(broker, &topic, &body);
+    match is_small {
+        true => work(broker).into(),
+        false => later(work),
+    }
+}
+
+/// Enters a topic on those of the brokers that are known here.
+fn enter_topic(broker: &Broker, topic: &str, body: &[u8]) -> Reply {
+    let route: TopicRouteData = match fastjson::from_client(body) {
         Ok(route) => route,
-        Err(error) => return Reply::error(response::SYSTEM_ERROR, error.to_string()).into(),
+        Err(error) => return Reply::error(response::SYSTEM_ERROR, error.to_string()),
     };
-    let mut registry = broker.name_server.registry_mut();
-    let known: Vec<String> = registry.brokers().map(|(name, _)| name.clone()).collect();
-    for data in route.queue_datas {
-        if known.contains(&data.broker_name) {
-            let queues = TopicQueues {
-                read_queues: data.read_queue_nums,
-                write_queues: data.write_queue_nums,
-                perm: data.perm,
-                sys_flag: data.topic_sys_flag,
-            };
-            if let Err(limit) = registry.add_topic(&data.broker_name, topic, queues) {
-                return Reply::error(response::SYSTEM_ERROR, limit.to_string()).into();
+    // Of a broker that is named more than once the last counts.
+    let by_name = route.queue_datas.into_iter().map(|data| {
+        let queues = TopicQueues {
+            read_queues: data.read_queue_nums,
+            write_queues: data.write_queue_nums,
+            perm: data.perm,
+            sys_flag: data.topic_sys_flag,
+        };
+        (data.broker_name, queues)
+    });
+    let wanted: Vec<_> = by_name.collect::<BTreeMap<_, _>>().into_iter().collect();
+    // The cores wait for these tables: a few at a time.
+    for few in wanted.chunks(FEW_ROUTES) {
+        let mut registry = broker.name_server.registry_mut();
+        for (name, queues) in few {
+            if registry.broker(name).is_none() {
+                continue;
+            }
+            if let Err(limit) = registry.add_topic(name, topic, queues.clone()) {
+                return Reply::error(response::SYSTEM_ERROR, limit.to_string());
             }
         }
     }
-    Reply::success().into()
+    Reply::success()
 }
 
 fn set_writable(request: &Request<'_>, writable: bool) -> Answer {
@@ -420,13 +445,9 @@ fn member_group(broker: &Broker, request: &Request<'_>) -> Answer {
         Err(error) => return error.into(),
     };
     let registry = broker.name_server.registry();
-    let addresses = registry
-        .brokers()
-        .find(|(name, entry)| {
-            name.as_str() == header.broker_name && entry.cluster == header.cluster_name
-        })
-        .map(|(_, entry)| entry.addresses.clone())
-        .unwrap_or_default();
+    let entry = registry.broker(header.broker_name);
+    let entry = entry.filter(|entry| entry.cluster == header.cluster_name);
+    let addresses = entry.map_or_else(BTreeMap::new, |entry| entry.addresses.clone());
     json(&GetBrokerMemberGroupResponse {
         broker_member_group: BrokerMemberGroup {
             broker_addrs: addresses,

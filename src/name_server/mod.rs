@@ -1,6 +1,8 @@
 //! The embedded name server, and the registration with outer ones (docs/behaviour.md, "Name
 //! server").
 
+mod holders;
+mod leases;
 pub mod limits;
 pub mod outer;
 pub mod own_topics;

@@ -3,9 +3,12 @@
 //! Pure state: time comes in as epoch milliseconds, connections as opaque keys. The rules are
 //! docs/behaviour.md, "Name server".
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::Hash;
+use std::sync::Arc;
 
+use super::holders::Holders;
+use super::leases::{InCluster, Lease, Leases};
 use super::limits::{LimitReached, Limits, check_name};
 pub use super::records::{
     BrokerEntry, DEFAULT_LEASE_MS, LONGEST_LEASE_MS, PERM_READ_WRITE, PERM_WRITE, Refused,
@@ -13,64 +16,30 @@ pub use super::records::{
 };
 use crate::core::off_the_cores;
 
-#[derive(Debug)]
-struct Live<K> {
-    cluster: String,
-    broker: String,
-    id: i64,
-    ha_address: String,
-    version: Version,
-    lease_ms: i64,
-    last_ms: i64,
-    /// The connection it registered on; `None` for the broker in this process, which never expires.
-    connection: Option<K>,
-}
-
-impl<K> Live<K> {
-    fn at(&self, address: &str) -> Place {
-        Place {
-            cluster: self.cluster.clone(),
-            broker: self.broker.clone(),
-            id: self.id,
-            address: address.to_owned(),
-        }
-    }
-}
-
 /// The tables of a name server. `K` identifies a connection.
 #[derive(Debug)]
 pub struct Registry<K> {
     clusters: BTreeMap<String, BTreeSet<String>>,
     brokers: BTreeMap<String, BrokerEntry>,
-    topics: BTreeMap<String, BTreeMap<String, TopicQueues>>,
+    topics: Holders,
     /// By cluster and address. Every address in `brokers` and every member in `clusters` has one
     /// here: what bounds this table bounds those.
-    live: HashMap<(String, String), Live<K>>,
+    live: Leases<K>,
     limits: Limits,
 }
 
-/// One address of a broker.
-struct Place {
-    cluster: String,
-    broker: String,
-    id: i64,
-    address: String,
-}
-
-impl<K> Registry<K> {
+impl<K: Copy + Eq + Hash> Registry<K> {
     /// Empty tables that hold no more than this.
     pub fn new(limits: Limits) -> Self {
         Self {
             clusters: BTreeMap::new(),
             brokers: BTreeMap::new(),
-            topics: BTreeMap::new(),
-            live: HashMap::new(),
+            topics: Holders::default(),
+            live: Leases::default(),
             limits,
         }
     }
-}
 
-impl<K: Copy + Eq + Hash> Registry<K> {
     /// Takes a broker's registration; `connection` is `None` for the broker of this process.
     ///
     /// # Errors
@@ -109,30 +78,18 @@ impl<K: Copy + Eq + Hash> Registry<K> {
             self.enter_topics(&registration, renewed);
         }
         let answer = self.answer_for(&registration);
-        self.live.insert(
-            key,
-            Live {
-                cluster: registration.cluster,
-                broker: registration.broker,
-                id: registration.id,
-                ha_address: registration.ha_address,
-                version: registration.version,
-                lease_ms: registration.lease_ms,
-                last_ms: now_ms,
-                connection,
-            },
-        );
+        self.live
+            .insert(key, Lease::of(registration, connection, now_ms));
         Ok(answer)
     }
 
     /// Whether a registration that came over the network is that of the broker of this process.
     fn is_own(&self, registration: &Registration) -> Result<bool, Refused> {
-        let own = self.live.iter().find(|(_, live)| live.connection.is_none());
-        let Some(((_, address), live)) = own else {
+        let Some((address, live)) = self.live.own() else {
             return Ok(false);
         };
         let same_place = live.broker == registration.broker && live.id == registration.id;
-        let same_address = *address == registration.address;
+        let same_address = address == registration.address;
         if same_place != same_address {
             return Err(Refused::OwnPlace {
                 broker: registration.broker.clone(),
@@ -144,11 +101,7 @@ impl<K: Copy + Eq + Hash> Registry<K> {
     }
 
     /// Whether all of a registration fits the tables.
-    fn check_room(
-        &self,
-        registration: &Registration,
-        key: &(String, String),
-    ) -> Result<(), LimitReached> {
+    fn check_room(&self, registration: &Registration, key: &InCluster) -> Result<(), LimitReached> {
         for (field, name) in [
             ("clusterName", &registration.cluster),
             ("brokerName", &registration.broker),
@@ -157,7 +110,7 @@ impl<K: Copy + Eq + Hash> Registry<K> {
         ] {
             check_name(field, name)?;
         }
-        let added = usize::from(!self.live.contains_key(key));
+        let added = usize::from(self.live.get(key).is_none());
         self.limits.check_brokers(self.live.len() + added)?;
         if registration.id != 0 {
             return Ok(());
@@ -175,7 +128,7 @@ impl<K: Copy + Eq + Hash> Registry<K> {
         let (mut topics, mut routes) = (HashSet::new(), HashSet::new());
         for name in names {
             check_name("topic", name)?;
-            match self.topics.get(name) {
+            match self.topics.of_topic(name) {
                 None => {
                     topics.insert(name);
                     routes.insert(name);
@@ -189,18 +142,17 @@ impl<K: Copy + Eq + Hash> Registry<K> {
         if routes.is_empty() {
             return Ok(());
         }
-        let held: usize = self.topics.values().map(BTreeMap::len).sum();
+        let (topics, routes) = (topics.len(), routes.len());
         self.limits
-            .check_topics(self.topics.len() + topics.len(), held + routes.len())
+            .check_topics(self.topics.topics() + topics, self.topics.routes() + routes)
     }
 
     /// An address belongs to one broker: under another name it is no longer the former's.
-    fn leave_former_name(&mut self, registration: &Registration, key: &(String, String)) {
+    fn leave_former_name(&mut self, registration: &Registration, key: &InCluster) {
         if let Some(live) = self.live.get(key)
             && live.broker != registration.broker
         {
-            let place = live.at(&key.1);
-            self.remove(vec![place]);
+            self.remove(key);
         }
     }
 
@@ -244,9 +196,8 @@ impl<K: Copy + Eq + Hash> Registry<K> {
 
     fn enter_topics(&mut self, registration: &Registration, renewed: bool) {
         for (topic, queues) in &registration.topics {
-            let holders = self.topics.entry(topic.clone()).or_default();
-            if renewed || !holders.contains_key(&registration.broker) {
-                holders.insert(registration.broker.clone(), queues.clone());
+            if renewed || !self.topics.has(&registration.broker, topic) {
+                self.topics.set(&registration.broker, topic, queues.clone());
             }
         }
     }
@@ -290,42 +241,30 @@ impl<K: Copy + Eq + Hash> Registry<K> {
 
     /// Adds or replaces one topic of the broker of this process, whatever the limits.
     pub fn set_topic(&mut self, broker: &str, topic: &str, queues: TopicQueues) {
-        self.topics
-            .entry(topic.to_owned())
-            .or_default()
-            .insert(broker.to_owned(), queues);
+        self.topics.set(broker, topic, queues);
     }
 
     /// Whether a topic has queues on a broker.
     #[must_use]
     pub fn holds(&self, broker: &str, topic: &str) -> bool {
-        let holders = self.topics.get(topic);
-        holders.is_some_and(|holders| holders.contains_key(broker))
+        self.topics.has(broker, topic)
     }
 
     /// The topics that have queues on a broker.
     #[must_use]
     pub fn topics_of(&self, broker: &str) -> Vec<String> {
-        let holding = self.topics.iter();
-        let holding = holding.filter(|(_, holders)| holders.contains_key(broker));
-        holding.map(|(topic, _)| topic.clone()).collect()
+        self.topics.of_broker(broker).map(Arc::to_string).collect()
     }
 
     /// Removes one topic of one broker.
     pub fn remove_topic_of(&mut self, broker: &str, topic: &str) {
-        if let Some(holders) = self.topics.get_mut(topic) {
-            holders.remove(broker);
-            if holders.is_empty() {
-                self.topics.remove(topic);
-            }
-        }
+        self.topics.remove(broker, topic);
     }
 
     /// Refreshes the lease of a broker address (904, 322).
     pub fn touch(&mut self, cluster: &str, address: &str, now_ms: i64) {
-        if let Some(live) = self.live.get_mut(&(cluster.to_owned(), address.to_owned())) {
-            live.last_ms = now_ms;
-        }
+        let key = (cluster.to_owned(), address.to_owned());
+        self.live.touch(&key, now_ms);
     }
 
     /// The version a broker last registered with, or `None` when it is unknown.
@@ -342,87 +281,77 @@ impl<K: Copy + Eq + Hash> Registry<K> {
         let key = (cluster.to_owned(), address.to_owned());
         // What is removed is what was entered, whatever id the request names: nothing may stay
         // behind in `brokers` without its lease.
-        let place = match self.live.get(&key) {
-            Some(live) if live.connection.is_some() && live.broker == broker => live.at(address),
-            _ => return,
-        };
-        self.remove(vec![place]);
+        let held = self.live.get(&key);
+        if held.is_some_and(|live| live.connection.is_some() && live.broker == broker) {
+            self.remove(&key);
+        }
     }
 
-    /// Removes addresses, and what goes with a broker's last one, in one walk over the tables.
-    fn remove(&mut self, places: Vec<Place>) {
-        let mut gone = HashSet::new();
-        for place in places {
-            let key = (place.cluster, place.address);
-            self.live.remove(&key);
-            let Some(entry) = self.brokers.get_mut(&place.broker) else {
-                continue;
-            };
-            if entry.addresses.get(&place.id) == Some(&key.1) {
-                entry.addresses.remove(&place.id);
-            }
-            if entry.addresses.is_empty() {
-                self.brokers.remove(&place.broker);
-                gone.insert(place.broker);
-            }
-        }
-        let (brokers, live) = (&self.brokers, self.live.values());
-        let members: HashSet<(&str, &str)> = live
-            .filter(|live| brokers.contains_key(&live.broker))
-            .map(|live| (live.cluster.as_str(), live.broker.as_str()))
-            .collect();
-        self.clusters.retain(|cluster, names| {
-            names.retain(|name| members.contains(&(cluster.as_str(), name.as_str())));
-            !names.is_empty()
-        });
-        if gone.is_empty() {
+    /// Removes an address, and with a broker's last one its queues.
+    fn remove(&mut self, key: &InCluster) {
+        let Some(Lease {
+            cluster,
+            broker,
+            id,
+            ..
+        }) = self.live.remove(key)
+        else {
             return;
+        };
+        if !self.live.has_member(&cluster, &broker) {
+            self.leave_cluster(&cluster, &broker);
         }
-        self.topics.retain(|_, holders| {
-            holders.retain(|broker, _| !gone.contains(broker));
-            !holders.is_empty()
-        });
+        let Some(entry) = self.brokers.get_mut(&broker) else {
+            return;
+        };
+        if entry.addresses.get(&id) == Some(&key.1) {
+            entry.addresses.remove(&id);
+        }
+        if entry.addresses.is_empty() {
+            self.brokers.remove(&broker);
+            let elsewhere: Vec<_> = self.live.clusters_of(&broker).cloned().collect();
+            for cluster in elsewhere {
+                self.leave_cluster(&cluster, &broker);
+            }
+            self.topics.remove_broker(&broker);
+        }
+    }
+
+    fn leave_cluster(&mut self, cluster: &str, broker: &str) {
+        if let Some(names) = self.clusters.get_mut(cluster) {
+            names.remove(broker);
+            if names.is_empty() {
+                self.clusters.remove(cluster);
+            }
+        }
     }
 
     /// Whether a broker's registration came on `connection`.
     pub fn has_connection(&self, connection: K) -> bool {
-        let mut live = self.live.values();
-        live.any(|live| live.connection == Some(connection))
+        self.live.of_connection(connection).next().is_some()
     }
 
     /// Removes every broker whose registration came on `connection`.
     pub fn connection_closed(&mut self, connection: K) {
-        self.remove_live(|live| live.connection == Some(connection));
-    }
-
-    fn remove_live(&mut self, is_gone: impl Fn(&Live<K>) -> bool) {
-        let gone: Vec<_> = self
-            .live
-            .iter()
-            .filter(|(_, live)| is_gone(live))
-            .map(|((_, address), live)| live.at(address))
-            .collect();
-        if !gone.is_empty() {
-            self.remove(gone);
+        let gone: Vec<_> = self.live.of_connection(connection).cloned().collect();
+        for key in gone {
+            self.remove(&key);
         }
     }
 
     /// Removes brokers whose lease ran out; returns the connections to close.
     pub fn expire(&mut self, now_ms: i64) -> Vec<K> {
-        let gone: HashSet<_> = self
-            .live
-            .values()
-            .filter(|live| now_ms.saturating_sub(live.last_ms) > live.lease_ms)
-            .filter_map(|live| live.connection)
-            .collect();
-        self.remove_live(|live| live.connection.is_some_and(|of| gone.contains(&of)));
+        let gone = self.live.expired(now_ms);
+        for connection in &gone {
+            self.connection_closed(*connection);
+        }
         gone.into_iter().collect()
     }
 
     /// Route of `topic`, or `None` when no registered broker has it.
     #[must_use]
     pub fn route(&self, topic: &str) -> Option<Route> {
-        let holders = self.topics.get(topic)?;
+        let holders = self.topics.of_topic(topic)?;
         let queues: Vec<_> = holders
             .iter()
             .map(|(name, queues)| (name.clone(), queues.clone()))
@@ -437,6 +366,12 @@ impl<K: Copy + Eq + Hash> Registry<K> {
         Some(Route { queues, brokers })
     }
 
+    /// What is known of the broker with this name.
+    #[must_use]
+    pub fn broker(&self, name: &str) -> Option<&BrokerEntry> {
+        self.brokers.get(name)
+    }
+
     /// Every broker by name.
     pub fn brokers(&self) -> impl Iterator<Item = (&String, &BrokerEntry)> {
         self.brokers.iter()
@@ -449,9 +384,8 @@ impl<K: Copy + Eq + Hash> Registry<K> {
     }
 
     /// Every topic's name.
-    pub fn topics(&self) -> impl Iterator<Item = &String> {
-        off_the_cores();
-        self.topics.keys()
+    pub fn topics(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.topics.iter().map(|(topic, _)| topic)
     }
 
     /// Topics held by the brokers of `cluster`; none when the cluster is unknown.
@@ -464,7 +398,7 @@ impl<K: Copy + Eq + Hash> Registry<K> {
         self.topics
             .iter()
             .filter(|(_, holders)| holders.keys().any(|broker| members.contains(broker)))
-            .map(|(topic, _)| topic.clone())
+            .map(|(topic, _)| topic.to_string())
             .collect()
     }
 
@@ -472,7 +406,6 @@ impl<K: Copy + Eq + Hash> Registry<K> {
     /// units but not of one).
     #[must_use]
     pub fn unit_topics(&self, kind: UnitTopics) -> Vec<String> {
-        off_the_cores();
         self.topics
             .iter()
             .filter(|(_, holders)| {
@@ -481,7 +414,7 @@ impl<K: Copy + Eq + Hash> Registry<K> {
                     .next()
                     .is_some_and(|queues| kind.matches(queues.sys_flag))
             })
-            .map(|(topic, _)| topic.clone())
+            .map(|(topic, _)| topic.to_string())
             .collect()
     }
 
@@ -489,9 +422,10 @@ impl<K: Copy + Eq + Hash> Registry<K> {
     /// returns how many topics that touched.
     pub fn set_writable(&mut self, broker: &str, writable: bool) -> i32 {
         off_the_cores();
+        let topics: Vec<_> = self.topics.of_broker(broker).cloned().collect();
         let mut touched = 0;
-        for holders in self.topics.values_mut() {
-            if let Some(queues) = holders.get_mut(broker) {
+        for topic in topics {
+            if let Some(queues) = self.topics.queues_mut(broker, &topic) {
                 queues.perm = if writable {
                     PERM_READ_WRITE
                 } else {
@@ -505,18 +439,19 @@ impl<K: Copy + Eq + Hash> Registry<K> {
 
     /// Forgets a topic, on the brokers of `cluster` only if one is named.
     pub fn delete_topic(&mut self, topic: &str, cluster: Option<&str>) {
-        let Some(cluster) = cluster else {
-            self.topics.remove(topic);
+        let Some(holders) = self.topics.of_topic(topic) else {
             return;
         };
-        let Some(members) = self.clusters.get(cluster) else {
-            return;
+        let is_meant = |broker: &&String| match cluster {
+            None => true,
+            Some(cluster) => self
+                .clusters
+                .get(cluster)
+                .is_some_and(|members| members.contains(*broker)),
         };
-        if let Some(holders) = self.topics.get_mut(topic) {
-            holders.retain(|broker, _| !members.contains(broker));
-            if holders.is_empty() {
-                self.topics.remove(topic);
-            }
+        let gone: Vec<_> = holders.keys().filter(is_meant).cloned().collect();
+        for broker in gone {
+            self.topics.remove(&broker, topic);
         }
     }
 }

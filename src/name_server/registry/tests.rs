@@ -252,3 +252,91 @@ fn whoever_unregisters_in_another_name_leaves_nothing_that_has_no_lease() {
     assert_eq!(registry.route("T"), None);
     assert!(registry.expire(i64::MAX).is_empty());
 }
+
+/// What is kept besides the tables, counted anew from the tables.
+fn check_counts(registry: &Registry<u64>) {
+    let routes: usize = registry.topics.iter().map(|(_, held)| held.len()).sum();
+    assert_eq!(registry.topics.routes(), routes);
+    let mut by_broker = BTreeMap::<&str, BTreeSet<&str>>::new();
+    for (topic, holders) in registry.topics.iter() {
+        assert!(!holders.is_empty(), "{topic}");
+        for broker in holders.keys() {
+            by_broker.entry(broker).or_default().insert(topic);
+        }
+    }
+    for (broker, topics) in by_broker {
+        assert!(registry.brokers.contains_key(broker), "{broker}");
+        let held: BTreeSet<&str> = registry.topics.of_broker(broker).map(|t| &**t).collect();
+        assert_eq!(held, topics, "{broker}");
+    }
+    for (cluster, names) in &registry.clusters {
+        assert!(!names.is_empty(), "{cluster}");
+        let lives = |name: &String| registry.live.has_member(cluster, name);
+        assert!(names.iter().all(lives), "{cluster}: {names:?}");
+    }
+    for (name, entry) in &registry.brokers {
+        assert!(!entry.addresses.is_empty(), "{name}");
+        let held = registry.clusters.get(&entry.cluster);
+        let member = held.is_some_and(|names| names.contains(name));
+        let elsewhere = registry.live.clusters_of(name).next().is_some();
+        assert!(member || elsewhere, "{name}");
+    }
+}
+
+#[test]
+fn counts_and_ways_back_are_those_of_the_tables_whatever_comes_and_goes() {
+    for seed in 0..50_u64 {
+        let mut registry = limited(12, 6, 20);
+        let mut random = seed * 7_919 + 1;
+        let mut next = |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        for now in 0..400 {
+            let broker = format!("b{}", next(4));
+            let address = format!("10.0.0.{}:1", next(5));
+            let cluster = format!("C{}", next(2));
+            let topic = format!("T{}", next(15));
+            match next(8) {
+                0..=2 => {
+                    let names: Vec<String> = (0..next(5)).map(|n| format!("T{n}")).collect();
+                    let topics: Vec<_> = names.iter().map(|name| (name.as_str(), 4)).collect();
+                    let mut sent = registration(&broker, &address, &topics);
+                    sent.cluster = cluster;
+                    sent.id = i64::try_from(next(2)).expect("small");
+                    sent.single_topic_first = true;
+                    sent.version.counter = now;
+                    sent.lease_ms = 50;
+                    let _refused = registry.register(sent, Some(next(4)), now);
+                }
+                3 => {
+                    if registry.broker(&broker).is_some() {
+                        let _refused = registry.add_topic(&broker, &topic, queues(2));
+                    }
+                }
+                4 => registry.delete_topic(&topic, (next(2) == 0).then_some(cluster.as_str())),
+                5 => registry.unregister(&cluster, &broker, &address),
+                6 => registry.connection_closed(next(4)),
+                _ => drop(registry.expire(now)),
+            }
+            check_counts(&registry);
+        }
+        for connection in 0..4 {
+            registry.connection_closed(connection);
+            assert!(!registry.has_connection(connection));
+        }
+        let left = (
+            registry.live.len(),
+            registry.brokers.len(),
+            registry.clusters.len(),
+        );
+        assert_eq!(
+            (left, registry.topics.routes()),
+            ((0, 0, 0), 0),
+            "seed {seed}"
+        );
+        assert_eq!(registry.topics.topics(), 0, "seed {seed}");
+    }
+}
