@@ -387,7 +387,7 @@ impl Groups {
     /// each get the last room: the table then has a few more.
     ///
     /// # Errors
-    /// [`GroupRefused`], naming the limit.
+    /// [`GroupRefused::Full`], naming the limit.
     pub fn check_room(&self, configs: &[GroupConfig]) -> Result<(), GroupRefused> {
         let is_new = |config: &&GroupConfig| self.get(&config.name).is_none();
         let added = configs.iter().filter(is_new).count();
@@ -395,13 +395,19 @@ impl Groups {
         if added > 0 && wanted > GROUPS_MAX {
             return Err(GroupRefused::Full(wanted));
         }
-        for config in configs {
-            let bytes = config.to_json().to_string().len();
-            if bytes > CONFIG_BYTES_MAX {
-                return Err(GroupRefused::Long(bytes));
-            }
-        }
         Ok(())
+    }
+
+    /// Whether a group's configuration is not too long.
+    ///
+    /// # Errors
+    /// [`GroupRefused::Long`], naming the limit.
+    pub fn check_bytes(config: &GroupConfig) -> Result<(), GroupRefused> {
+        let bytes = config.to_json().to_string().len();
+        match bytes > CONFIG_BYTES_MAX {
+            true => Err(GroupRefused::Long(bytes)),
+            false => Ok(()),
+        }
     }
 
     /// Makes or alters a group. `None`: nothing differed and nothing is to be waited for.
@@ -656,7 +662,7 @@ mod tests {
         assert_eq!(groups.check_room(&many[..10]), Ok(()));
         let mut long = GroupConfig::new("long");
         long.extra.insert("x".into(), json!("y".repeat(70_000)));
-        let long = groups.check_room(&[long]).expect_err("too long");
+        let long = Groups::check_bytes(&long).expect_err("too long");
         assert!(long.to_string().contains("may take 65536"), "{long}");
     }
 

@@ -34,13 +34,11 @@ mod early;
 mod later;
 mod turn;
 
-use early::{Due, Early};
+use early::Early;
 use turn::Turn;
 
 /// Jobs that may wait for the services thread; more are refused as overload.
 const JOBS: usize = 8192;
-/// Jobs run between two looks at results and deliveries.
-const JOBS_PER_ROUND: usize = 32;
 /// Period of the sweep of dead registrations and locks.
 const SWEEP: Duration = Duration::from_secs(10);
 /// Longest sleep; everything that matters wakes the thread earlier.
@@ -189,6 +187,10 @@ pub struct ServiceContext {
     appending: VecDeque<Appending>,
     /// Half messages that are done with once an op message says so.
     closing: VecDeque<Close>,
+    /// Jobs that go on after the others.
+    going_on: VecDeque<Job>,
+    /// Counts what is kept of the request at hand.
+    held: Option<Held>,
     /// Who asks about messages for a time, and what; [`TimerService`] answers.
     pub(crate) timer_questions: Vec<(ReplySlot, Question)>,
     next_retention: Instant,
@@ -415,6 +417,8 @@ impl Services {
             light: LightQueues::default(),
             appending: VecDeque::new(),
             closing: VecDeque::new(),
+            going_on: VecDeque::new(),
+            held: None,
             timer_questions: Vec::new(),
             next_retention,
             retention_again: 0,
@@ -496,51 +500,6 @@ impl Services {
                 None => return,
             }
         }
-    }
-
-    /// Runs a few jobs; true if there may be more.
-    fn jobs(&mut self) -> bool {
-        let dispatched = self.context.broker.store.watermarks().dispatched();
-        let now = Instant::now();
-        for _ in 0..JOBS_PER_ROUND {
-            match self.early.next(dispatched, now) {
-                Some(Due::Readable(job)) => self.job(job),
-                Some(Due::Late(job)) if job.needs_newest => {
-                    self.context.reply(job.slot, Reply::overload());
-                }
-                Some(Due::Late(job)) => self.job(job),
-                None => break,
-            }
-        }
-        for _ in 0..JOBS_PER_ROUND {
-            if self.early.is_full() {
-                return false;
-            }
-            let Ok(job) = self.inbox.jobs.try_recv() else {
-                return false;
-            };
-            if job.readable_from <= dispatched {
-                self.job(job);
-            } else {
-                self.early.push(job.readable_from, now, job);
-            }
-        }
-        true
-    }
-
-    fn job(&mut self, job: Job) {
-        let Job {
-            slot, work, held, ..
-        } = job;
-        match work {
-            Work::Later(work) => {
-                let reply = work(&mut self.context);
-                self.context.reply(slot, reply);
-            }
-            Work::Open(work) => work(&mut self.context, slot),
-            Work::Pull(pull) => self.context.pull(slot, pull),
-        }
-        drop(held);
     }
 
     fn rounds(&mut self, now: Instant) {

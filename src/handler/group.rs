@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
-use crate::groups::{FoundGroup, GroupConfig};
+use crate::groups::{FoundGroup, GroupConfig, GroupRefused, Groups};
 use crate::handler::topic::{Page, json_reply, refused_name, version_to_wire};
 use crate::handler::{SUBSCRIPTION_GROUP_NOT_EXIST, attributes, durably};
 use crate::names;
@@ -39,12 +39,16 @@ pub(super) fn wanted(broker: &Broker, is_v5: bool, value: &Value) -> Result<Grou
     Expected::Queues
         .check("retryQueueNums", &config.retry_queue_nums.into())
         .map_err(|wrong| Reply::error(SYSTEM_ERROR, wrong.to_string()))?;
+    Groups::check_bytes(&config).map_err(refused)?;
     Ok(config)
 }
 
+fn refused(why: GroupRefused) -> Reply {
+    Reply::error(SYSTEM_ERROR, why.to_string())
+}
+
 pub(super) fn check_room(broker: &Broker, configs: &[GroupConfig]) -> Result<(), Reply> {
-    let room = broker.groups.check_room(configs);
-    room.map_err(|refused| Reply::error(SYSTEM_ERROR, refused.to_string()))
+    broker.groups.check_room(configs).map_err(refused)
 }
 
 /// 200: makes or alters a group.

@@ -14,7 +14,6 @@ use super::{durably, group, topic};
 use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::core::off_the_cores;
-use crate::groups::GroupConfig;
 use crate::persist::{LastChanges, Ticket};
 use crate::services::ServiceContext;
 use crate::topics::{TopicConfig, TopicFilterType};
@@ -24,42 +23,108 @@ const STEP: Duration = Duration::from_millis(5);
 
 /// 18: makes or alters several topics, all or none.
 pub fn create_topics(request: &Request<'_>) -> Answer {
-    make(request, wanted_topics, |broker, config: TopicConfig| {
-        broker.topics.create_or_update(config)
-    })
+    let kind = Kind {
+        read: |body| {
+            let list: wire::TopicConfigList = fastjson::from_client(body).map_err(unreadable)?;
+            Ok(list.topic_config_list)
+        },
+        check: topic_config,
+        room: |broker, configs| topic::full(broker, configs).map_or(Ok(()), Err),
+        make: |broker, config| broker.topics.create_or_update(config),
+    };
+    take(request, kind)
 }
 
 /// 225: makes or alters several groups, all or none.
 pub fn create_groups(request: &Request<'_>) -> Answer {
-    make(request, wanted_groups, |broker, config: GroupConfig| {
-        broker.groups.create_or_update(config)
-    })
+    let kind = Kind {
+        read: |body| {
+            let mut value: Value = fastjson::from_client(body).map_err(unreadable)?;
+            match value.get_mut("groupConfigList").map(Value::take) {
+                Some(Value::Array(list)) => Ok(list),
+                _ => Ok(Vec::new()),
+            }
+        },
+        check: |broker, is_v5, value: Value| group::wanted(broker, is_v5, &value),
+        room: group::check_room,
+        make: |broker, config| broker.groups.create_or_update(config),
+    };
+    take(request, kind)
 }
 
-/// What the body of a list asks for, of which the broker refuses nothing.
-type Wanted<T> = fn(&Broker, bool, &[u8]) -> Result<Vec<T>, Reply>;
+/// What there may be a list of: `S` as it is sent, `T` as it is kept.
+struct Kind<S, T> {
+    read: fn(&[u8]) -> Result<Vec<S>, Reply>,
+    /// One of them, if the broker does not refuse it.
+    check: fn(&Broker, bool, S) -> Result<T, Reply>,
+    /// Whether there is room for all of them.
+    room: fn(&Broker, &[T]) -> Result<(), Reply>,
+    /// Makes or alters one of them; `None`: nothing differs.
+    make: fn(&Broker, T) -> Option<Ticket>,
+}
 
-/// Makes or alters one of them; `None`: nothing differs.
-type Make<T> = fn(&Broker, T) -> Option<Ticket>;
-
-fn make<T: Send + 'static>(request: &Request<'_>, wanted: Wanted<T>, make: Make<T>) -> Answer {
+fn take<S: Send + 'static, T: Send + 'static>(request: &Request<'_>, kind: Kind<S, T>) -> Answer {
     let (is_v5, body) = (request.is_v5(), request.command.body.to_vec());
     Answer::Work(Box::new(move |services, slot| {
         off_the_cores();
-        match wanted(&services.broker, is_v5, &body) {
-            Ok(configs) => {
-                let (rest, last) = (configs.into_iter(), LastChanges::default());
-                Making { rest, make, last }.go_on(services, slot);
+        match (kind.read)(&body) {
+            Ok(sent) => {
+                let (rest, wanted) = (sent.into_iter(), Vec::new());
+                let list = Checking {
+                    rest,
+                    is_v5,
+                    kind,
+                    wanted,
+                };
+                list.go_on(services, slot);
             }
             Err(reply) => services.reply(slot, reply),
         }
     }))
 }
 
+/// A list of which nothing is made yet.
+struct Checking<S, T> {
+    rest: std::vec::IntoIter<S>,
+    is_v5: bool,
+    kind: Kind<S, T>,
+    wanted: Vec<T>,
+}
+
+impl<S: Send + 'static, T: Send + 'static> Checking<S, T> {
+    fn go_on(mut self, services: &mut ServiceContext, slot: ReplySlot) {
+        let began = Instant::now();
+        while let Some(sent) = self.rest.next() {
+            match (self.kind.check)(&services.broker, self.is_v5, sent) {
+                Ok(wanted) => self.wanted.push(wanted),
+                Err(reply) => return services.reply(slot, reply),
+            }
+            if began.elapsed() >= STEP {
+                return services.go_on_later(
+                    slot,
+                    Box::new(move |services, slot| self.go_on(services, slot)),
+                );
+            }
+        }
+        if let Err(reply) = (self.kind.room)(&services.broker, &self.wanted) {
+            return services.reply(slot, reply);
+        }
+        let list = Making {
+            rest: self.wanted.into_iter(),
+            make: self.kind.make,
+            last: LastChanges::default(),
+        };
+        services.go_on_later(
+            slot,
+            Box::new(move |services, slot| list.go_on(services, slot)),
+        );
+    }
+}
+
 /// A list that is being made.
 struct Making<T> {
     rest: std::vec::IntoIter<T>,
-    make: Make<T>,
+    make: fn(&Broker, T) -> Option<Ticket>,
     /// What the answer waits for: also changes of others that it finds made.
     last: LastChanges,
 }
@@ -79,17 +144,6 @@ impl<T: Send + 'static> Making<T> {
         let broker = std::sync::Arc::clone(&services.broker);
         broker.rules_changed();
         durably::reply(broker, slot, self.last.into_tickets(), Reply::success());
-    }
-}
-
-fn wanted_topics(broker: &Broker, is_v5: bool, body: &[u8]) -> Result<Vec<TopicConfig>, Reply> {
-    let list: wire::TopicConfigList = fastjson::from_client(body).map_err(unreadable)?;
-    let sent = list.topic_config_list.into_iter();
-    let wanted = sent.map(|sent| topic_config(broker, is_v5, sent));
-    let configs = wanted.collect::<Result<Vec<_>, _>>()?;
-    match topic::full(broker, &configs) {
-        Some(reply) => Err(reply),
-        None => Ok(configs),
     }
 }
 
@@ -124,16 +178,6 @@ fn topic_config(
     };
     topic::check_queues(&config)?;
     Ok(config)
-}
-
-fn wanted_groups(broker: &Broker, is_v5: bool, body: &[u8]) -> Result<Vec<GroupConfig>, Reply> {
-    let value: Value = fastjson::from_client(body).map_err(unreadable)?;
-    let list = value.get("groupConfigList").and_then(Value::as_array);
-    let list = list.map_or(&[] as &[Value], Vec::as_slice);
-    let wanted = list.iter().map(|value| group::wanted(broker, is_v5, value));
-    let configs = wanted.collect::<Result<Vec<_>, _>>()?;
-    group::check_room(broker, &configs)?;
-    Ok(configs)
 }
 
 fn unreadable(error: fastjson::BodyError) -> Reply {

@@ -63,7 +63,8 @@ fn a_list_of_any_length_is_made_whole_or_not_at_all_and_outlives_the_answer() {
         json!({"topicConfigList": wrong}).to_string().as_bytes(),
     );
     assert_eq!(answer.code, 29, "{answer:?}");
-    assert!(!text_of(&dir, "topics.json").contains("\"T0\""));
+    let held = talk.ask(21, &[], b"");
+    assert!(!String::from_utf8_lossy(&held.body).contains("\"T0\""));
     let answer = talk.ask(
         18,
         &[],
@@ -90,4 +91,30 @@ fn a_list_of_any_length_is_made_whole_or_not_at_all_and_outlives_the_answer() {
 
 fn text_of(dir: &tempfile::TempDir, file: &str) -> String {
     std::fs::read_to_string(dir.path().join("config").join(file)).unwrap_or_default()
+}
+
+/// What is asked for behind a list is answered before it, also while the list is looked at only.
+#[test]
+fn a_long_list_leaves_the_services_thread_to_others_before_anything_of_it_is_made() {
+    let (running, _dir) = broker(&["--cores", "1"]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.version = 479;
+    // The last one is refused, so nothing is made.
+    let topics = (0..20_000).map(|n| json!({"topicName": format!("T{n}"), "perm": 6}));
+    let topics: Vec<_> = topics.chain([json!({"topicName": "no/name"})]).collect();
+    let groups = (0..20_000).map(|n| json!({"groupName": format!("G{n}")}));
+    let groups: Vec<_> = groups.chain([json!({"groupName": "no/name"})]).collect();
+    let lists = [
+        (18, json!({"topicConfigList": topics})),
+        (225, json!({"groupConfigList": groups})),
+    ];
+    for (code, list) in lists {
+        let list = talk.request(code, &[], list.to_string().as_bytes());
+        let behind = talk.request(201, &[], b"");
+        let until = Instant::now() + PATIENCE;
+        let first = talk.frame(until).expect("an answer");
+        assert_eq!(first.opaque, behind, "{code}");
+        let answer = talk.answer(list);
+        assert_ne!(answer.code, 0, "{answer:?}");
+    }
 }
