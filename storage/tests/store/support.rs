@@ -324,16 +324,27 @@ pub fn check_key(store: &Store, topic: &str, number: u32) {
     }
 }
 
-/// Copies a store's directory, as it is now.
+/// Copies a store's directory, as it is now; what a running store removes meanwhile is left out.
 pub fn copy_store(from: &Path, to: &Path) {
+    let there = |result: std::io::Result<()>| match result {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        result => result.expect("copy"),
+    };
     std::fs::create_dir_all(to).expect("directory");
     for entry in std::fs::read_dir(from).expect("directory") {
         let entry = entry.expect("entry");
         let target = to.join(entry.file_name());
-        if entry.file_type().expect("type").is_dir() {
-            copy_store(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).expect("copy");
-        }
+        there(copy_entry(&entry, &target));
     }
+}
+
+fn copy_entry(entry: &std::fs::DirEntry, target: &Path) -> std::io::Result<()> {
+    if entry.file_type()?.is_dir() {
+        // It may be gone since it was listed.
+        std::fs::metadata(entry.path())?;
+        copy_store(&entry.path(), target);
+    } else {
+        std::fs::copy(entry.path(), target)?;
+    }
+    Ok(())
 }
