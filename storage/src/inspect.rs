@@ -27,8 +27,8 @@ mod queue_files;
 mod verify;
 mod view;
 
+pub use crate::format::light::is_of;
 pub use index_files::{IndexFileView, IndexFiles};
-pub use queue_check::is_of;
 pub use queue_files::QueueFiles;
 pub use verify::{Finding, LogLook, Verified, verify};
 pub use view::{Shape, StoreView, UnitCheck, ViewError};

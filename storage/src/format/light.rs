@@ -3,6 +3,7 @@
 
 use super::message::{PROPERTIES_MAX, i16_field, i32_field};
 use super::properties::{NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, Properties, names};
+use super::record::Record;
 
 /// What the name of every light queue begins with.
 pub const PREFIX: &str = "%LMQ%";
@@ -48,6 +49,18 @@ pub fn places<'a>(properties: Properties<'a>) -> impl Iterator<Item = (&'a str, 
         .zip(offsets.split(SPLITTER))
         .filter(|(name, _)| is_light(name))
         .filter_map(|(name, offset)| Some((name, offset.parse().ok()?)))
+}
+
+/// Whether a record is the one that stands at a queue offset, in its own queue or in a light one.
+pub fn is_of(record: &Record<'_>, topic: &str, queue_id: i32, at: u64) -> bool {
+    let own = record.topic() == topic
+        && record.queue_id() == queue_id
+        && u64::try_from(record.queue_offset()) == Ok(at);
+    let entered = || {
+        let mut places = places(record.properties());
+        places.any(|(queue, offset)| queue == topic && u64::try_from(offset) == Ok(at))
+    };
+    own || queue_id == QUEUE_ID && is_light(topic) && entered()
 }
 
 /// Begins the property that holds the offsets, behind those of an encoded record.

@@ -9,7 +9,7 @@ use super::verify::{Findings, Tally};
 use super::{Finding, InspectError, QueueFiles, StoreView};
 use crate::format::consume_entry::ConsumeEntry;
 use crate::format::extension_unit::position;
-use crate::format::light;
+use crate::format::light::{self, is_of};
 use crate::format::names::is_directory_name;
 use crate::format::record::Record;
 use crate::former_run::FormerRun;
@@ -592,16 +592,4 @@ fn look_up(
         ));
     }
     Ok(())
-}
-
-/// Whether a record is the one that stands at a queue offset, in its own queue or in a light one.
-pub fn is_of(record: &Record<'_>, topic: &str, queue_id: i32, at: u64) -> bool {
-    let own = record.topic() == topic
-        && record.queue_id() == queue_id
-        && u64::try_from(record.queue_offset()) == Ok(at);
-    let entered = || {
-        let mut places = light::places(record.properties());
-        places.any(|(queue, offset)| queue == topic && u64::try_from(offset) == Ok(at))
-    };
-    own || queue_id == light::QUEUE_ID && light::is_light(topic) && entered()
 }
