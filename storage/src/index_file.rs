@@ -258,8 +258,11 @@ impl Index {
 
     /// Removes every item whose record begins at `log_offset` or behind it: the log was cut.
     pub fn truncate(&self, log_offset: u64) -> Result<(), IndexError> {
+        // Also one without items: it begins with the end of the file before, and what comes now lies
+        // before that.
         self.remove_files(|_, header| {
-            header.next_item > 1 && !before(header.begin_offset, log_offset)
+            let holds = header.next_item > 1 || header.begin_offset > 0;
+            holds && !before(header.begin_offset, log_offset)
         })?;
         for file in self.files.load().iter() {
             file.truncate(log_offset)?;

@@ -413,6 +413,28 @@ fn the_index_is_cut_with_the_log() {
     }
 }
 
+/// A file that was begun and holds nothing yet begins with the end of the one before.
+#[test]
+fn what_comes_after_a_cut_is_indexed_also_where_an_empty_file_knew_more() {
+    for is_opened_anew in [false, true] {
+        let mut fixture = Fixture::new(3, 4);
+        for offset in [100, 200, 300] {
+            fixture.key("k", offset, 1);
+        }
+        fixture.put("TopicTest", b"TAGS\x01a", 400, 1);
+        assert_eq!(fixture.index.file_count(), 2);
+        if is_opened_anew {
+            fixture.index = Fixture::open(&fixture.dir, 3, 4);
+        }
+        fixture.index.truncate(250).unwrap();
+        assert_eq!(fixture.find("k", 0, i64::MAX), [200, 100]);
+        for offset in [250, 310] {
+            fixture.key("k", offset, 1);
+        }
+        assert_eq!(fixture.find("k", 0, i64::MAX), [310, 250, 200, 100]);
+    }
+}
+
 #[test]
 fn the_first_key_of_a_file_is_found_by_its_time_however_long_nothing_came_before() {
     let fixture = Fixture::new(5, 4);
