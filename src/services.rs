@@ -35,6 +35,7 @@ mod later;
 mod turn;
 
 use early::Early;
+pub(crate) use later::STEP;
 use turn::Turn;
 
 /// Jobs that may wait for the services thread; more are refused as overload.

@@ -4,7 +4,7 @@
 //! A list may hold as many as a frame: the services thread takes it, a few milliseconds at a time,
 //! for no other connection of a core should wait for it.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use saturnmq_net::fastjson;
 use saturnmq_net::messages::topic as wire;
@@ -15,11 +15,8 @@ use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::core::off_the_cores;
 use crate::persist::{LastChanges, Ticket};
-use crate::services::ServiceContext;
+use crate::services::{STEP, ServiceContext};
 use crate::topics::{TopicConfig, TopicFilterType};
-
-/// How long a list keeps the services thread before other jobs get their turn.
-const STEP: Duration = Duration::from_millis(5);
 
 /// 18: makes or alters several topics, all or none.
 pub fn create_topics(request: &Request<'_>) -> Answer {

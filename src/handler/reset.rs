@@ -1,6 +1,8 @@
 //! Moving a group's progress: request 222 (docs/behaviour.md, Offset resets).
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 mod by_clients;
 
@@ -12,11 +14,11 @@ use saturnmq_storage::reader::TimeBoundary;
 
 use by_clients::by_clients;
 
-use crate::answer::{Answer, CoreMessage, Reply, Request, SYSTEM_BUSY, SYSTEM_ERROR};
+use crate::answer::{Answer, CoreMessage, Reply, ReplySlot, Request, SYSTEM_BUSY, SYSTEM_ERROR};
 use crate::broker::Broker;
 use crate::handler::stats::written;
 use crate::handler::{SUBSCRIPTION_GROUP_NOT_EXIST, TOPIC_NOT_EXIST, durably};
-use crate::services::ServiceContext;
+use crate::services::{STEP, ServiceContext};
 use crate::topics::Topic;
 
 /// What is to be moved where.
@@ -56,65 +58,109 @@ pub fn reset(broker: &Broker, request: &Request<'_>) -> Answer {
         offset: asked.offset.filter(|offset| *offset != -1),
     };
     let cpp = request.command.language == Language::Cpp;
-    Answer::Work(Box::new(move |services, slot| {
-        match apply(services, &wanted) {
-            Ok(body) => {
-                let reply = written(|out| {
-                    if cpp {
-                        body.write_for_cpp(out)
-                    } else {
-                        body.write(out)
-                    }
-                });
-                let broker = Arc::clone(&services.broker);
-                // Acknowledged resets outlive a crash.
-                let ticket = broker.offsets.save();
-                durably::reply(broker, slot, vec![ticket], reply);
-            }
-            Err(reply) => services.reply(slot, reply),
+    Answer::Work(Box::new(move |services, slot| match wanted.queues() {
+        Ok(queues) => {
+            let targets = Vec::new();
+            let moving = Moving {
+                wanted,
+                cpp,
+                queues,
+                targets,
+                moved: 0,
+            };
+            moving.go_on(services, slot);
         }
+        Err(reply) => services.reply(slot, reply),
     }))
 }
 
-fn apply(services: &mut ServiceContext, wanted: &Wanted) -> Result<ResetOffsetBody, Reply> {
-    let config = &wanted.topic.config;
-    let queues = match wanted.queue_id {
-        Some(queue_id) if queue_id >= config.read_queues => {
-            let remark = format!("queueId {queue_id} is not one of {}", config.read_queues);
-            return Err(Reply::error(SYSTEM_ERROR, remark));
+impl Wanted {
+    fn queues(&self) -> Result<Range<i32>, Reply> {
+        let queues = self.topic.config.read_queues;
+        match self.queue_id {
+            Some(queue_id) if queue_id >= queues => {
+                let remark = format!("queueId {queue_id} is not one of {queues}");
+                Err(Reply::error(SYSTEM_ERROR, remark))
+            }
+            Some(queue_id) => Ok(queue_id..queue_id + 1),
+            None => Ok(0..queues),
         }
-        Some(queue_id) => queue_id..queue_id + 1,
-        None => 0..config.read_queues,
-    };
-    let mut body = ResetOffsetBody::default();
-    // Nothing moves unless every target is known.
-    for queue_id in queues {
-        let queue = services
-            .broker
-            .store
-            .queue_or_create(&config.name, queue_id);
-        let message_queue = MessageQueue {
-            broker_name: services.broker.config.broker_name.clone(),
-            queue_id,
-            topic: config.name.clone(),
-        };
-        body.offset_table
-            .0
-            .push((message_queue, target(services, wanted, &queue)?));
     }
-    let offsets = &services.broker.offsets;
-    for (queue, offset) in &body.offset_table.0 {
-        if !offsets.assign_reset(&wanted.group, &queue.topic, queue.queue_id, *offset) {
+}
+
+/// A group that is being moved; a topic may have tens of thousands of queues.
+struct Moving {
+    wanted: Wanted,
+    cpp: bool,
+    /// Queues whose targets are not known yet: nothing moves before all are.
+    queues: Range<i32>,
+    targets: Vec<(i32, i64)>,
+    /// How many of `targets` are set.
+    moved: usize,
+}
+
+impl Moving {
+    fn go_on(mut self, services: &mut ServiceContext, slot: ReplySlot) {
+        let began = Instant::now();
+        loop {
+            match self.step(services) {
+                Ok(true) if began.elapsed() >= STEP => {
+                    return services.go_on_later(
+                        slot,
+                        Box::new(move |services, slot| self.go_on(services, slot)),
+                    );
+                }
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(reply) => return services.reply(slot, reply),
+            }
+        }
+        let body = self.body(&services.broker);
+        let reply = written(|out| match self.cpp {
+            true => body.write_for_cpp(out),
+            false => body.write(out),
+        });
+        let broker = Arc::clone(&services.broker);
+        // Acknowledged resets outlive a crash.
+        let ticket = broker.offsets.save();
+        durably::reply(broker, slot, vec![ticket], reply);
+    }
+
+    /// Finds the target of a queue, or moves the group there; `false` when all is done.
+    fn step(&mut self, services: &mut ServiceContext) -> Result<bool, Reply> {
+        if let Some(queue_id) = self.queues.next() {
+            let target = target(services, &self.wanted, queue_id)?;
+            self.targets.push((queue_id, target));
+            return Ok(true);
+        }
+        let Some((queue_id, offset)) = self.targets.get(self.moved).copied() else {
+            return Ok(false);
+        };
+        let (topic, offsets) = (&self.wanted.topic.config.name, &services.broker.offsets);
+        if !offsets.assign_reset(&self.wanted.group, topic, queue_id, offset) {
             return Err(Reply::error(
                 SYSTEM_BUSY,
                 "the offset table is full: remove groups or topics that nobody uses",
             ));
         }
+        wake_consumers(&services.broker, topic, queue_id);
+        self.moved += 1;
+        Ok(true)
     }
-    for (queue, _) in &body.offset_table.0 {
-        wake_consumers(&services.broker, &queue.topic, queue.queue_id);
+
+    fn body(&self, broker: &Broker) -> ResetOffsetBody {
+        let mut body = ResetOffsetBody::default();
+        let of_queue = |&(queue_id, offset): &(i32, i64)| {
+            let queue = MessageQueue {
+                broker_name: broker.config.broker_name.clone(),
+                queue_id,
+                topic: self.wanted.topic.config.name.clone(),
+            };
+            (queue, offset)
+        };
+        body.offset_table.0 = self.targets.iter().map(of_queue).collect();
+        body
     }
-    Ok(body)
 }
 
 /// Has pulls that wait at the queue's end ask again, else the reset would wait as long as they do.
@@ -130,8 +176,14 @@ fn wake_consumers(broker: &Broker, topic: &str, queue_id: i32) {
     }
 }
 
-fn target(services: &mut ServiceContext, wanted: &Wanted, queue: &Queue) -> Result<i64, Reply> {
-    let (min, max) = (queue.min_offset(), queue.max_offset());
+fn target(services: &mut ServiceContext, wanted: &Wanted, queue_id: i32) -> Result<i64, Reply> {
+    let queue = services
+        .broker
+        .store
+        .queue(&wanted.topic.config.name, queue_id);
+    // Without a queue nothing was sent to it.
+    let ends = |queue: &Arc<Queue>| (queue.min_offset(), queue.max_offset());
+    let (min, max) = queue.as_ref().map_or((0, 0), ends);
     if let (Some(_), Some(offset)) = (wanted.queue_id, wanted.offset) {
         if !(min..=max + 1).contains(&offset) {
             let remark = format!("Target offset {offset} not in consume queue range [{min}-{max}]");
@@ -139,11 +191,11 @@ fn target(services: &mut ServiceContext, wanted: &Wanted, queue: &Queue) -> Resu
         }
         return Ok(offset);
     }
-    if wanted.timestamp < 0 {
-        return Ok(max);
+    match queue {
+        Some(queue) if wanted.timestamp >= 0 => services
+            .reader
+            .offset_by_time(&queue, wanted.timestamp, TimeBoundary::Lower)
+            .map_err(|error| Reply::error(SYSTEM_ERROR, error.to_string())),
+        _ => Ok(max),
     }
-    services
-        .reader
-        .offset_by_time(queue, wanted.timestamp, TimeBoundary::Lower)
-        .map_err(|error| Reply::error(SYSTEM_ERROR, error.to_string()))
 }

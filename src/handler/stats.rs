@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use saturnmq_net::fastjson::BodyError;
 use saturnmq_net::messages::broker::ViewBrokerStats;
@@ -23,7 +23,7 @@ use crate::groups::Group;
 use crate::handler::TOPIC_NOT_EXIST;
 use crate::handler::topic::json_reply;
 use crate::names;
-use crate::services::ServiceContext;
+use crate::services::{STEP, ServiceContext};
 use crate::state_json::now_ms;
 
 /// An answer whose body writes itself.
@@ -206,9 +206,6 @@ pub fn broker_consume_stats(_broker: &Broker, request: &Request<'_>) -> Answer {
         walk.go_on(services, slot);
     }))
 }
-
-/// How long a walk through all groups keeps the services thread before other jobs get their turn.
-const STEP: Duration = Duration::from_millis(5);
 
 /// A walk through all groups, in steps.
 struct Walk {

@@ -1,4 +1,5 @@
-//! Work in turns: what takes long goes on after the other jobs that wait.
+//! Work in turns: what takes long goes on after the other jobs that wait
+//! (docs/design.md, Bounds).
 
 use std::time::{Duration, Instant};
 
@@ -6,6 +7,8 @@ use super::early::Due;
 use super::{Job, ServiceContext, Services, Work};
 use crate::answer::{Reply, ReplySlot, WorkJob};
 
+/// How long a job works before the others that wait get their turn.
+pub(crate) const STEP: Duration = Duration::from_millis(5);
 /// Jobs of a kind run between two looks at results and deliveries.
 const JOBS_PER_ROUND: usize = 32;
 /// After that time no more are begun before the next look: some take a few milliseconds each.

@@ -258,8 +258,8 @@ impl Index {
 
     /// Removes every item whose record begins at `log_offset` or behind it: the log was cut.
     pub fn truncate(&self, log_offset: u64) -> Result<(), IndexError> {
-        // Also one without items: it begins with the end of the file before, and what comes now lies
-        // before that.
+        // Also one without items: it begins with the end of the file before, and what comes now
+        // lies before that.
         self.remove_files(|_, header| {
             let holds = header.next_item > 1 || header.begin_offset > 0;
             holds && !before(header.begin_offset, log_offset)

@@ -108,6 +108,8 @@ fn names_that_are_none_are_refused_and_nothing_is_stored() {
         }
     }
     assert!(all(&mut talk, "%LMQ%a").is_empty());
+    // Its queue is there once its message can be pulled.
+    assert_eq!(all(&mut talk, "T").len(), 1);
     let made = std::fs::read_dir(dir.path().join("consumequeue")).expect("directory");
     assert_eq!(made.count(), 1, "only that of T");
 }

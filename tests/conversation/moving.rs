@@ -235,3 +235,38 @@ fn a_broker_that_stops_gracefully_tells_newer_clients_to_go() {
     // A second signal does not wait for the rest of the hour.
     running.insist();
 }
+
+/// What is asked for behind it is answered first, and nothing is made of queues without a message.
+#[test]
+fn a_group_is_moved_in_very_many_queues_while_others_are_served() {
+    const QUEUES: &str = "65536";
+    let (running, _dir) = broker(&["--cores", "1"]);
+    let mut talk = Talk::to(running.address("broker"));
+    let topic = [
+        ("topic", "Wide"),
+        ("defaultTopic", "TBW102"),
+        ("readQueueNums", QUEUES),
+        ("writeQueueNums", QUEUES),
+        ("perm", "6"),
+        ("topicFilterType", "SINGLE_TAG"),
+        ("order", "false"),
+    ];
+    assert_eq!(talk.ask(17, &topic, b"").code, 0);
+    let group = serde_json::json!({"groupName": "g"}).to_string();
+    assert_eq!(talk.ask(200, &[], group.as_bytes()).code, 0);
+    let fields = [
+        ("topic", "Wide"),
+        ("group", "g"),
+        ("timestamp", "-1"),
+        ("isForce", "true"),
+    ];
+    let moved = talk.request(222, &fields, b"");
+    let behind = talk.request(201, &[], b"");
+    let first = talk.frame(Instant::now() + PATIENCE).expect("an answer");
+    assert_eq!(first.opaque, behind);
+    let moved = talk.answer(moved);
+    assert_eq!(moved.code, 0, "{moved:?}");
+    // One brace for each queue, and two for what holds them.
+    let braces = moved.body.iter().filter(|byte| **byte == b'}').count();
+    assert_eq!((braces - 2).to_string(), QUEUES);
+}
