@@ -12,6 +12,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::FlockOperation;
@@ -19,6 +20,12 @@ use rustix::io::Errno;
 
 use crate::error::{FileError, OpenError};
 use crate::{medium, regular};
+
+/// How long a directory that somebody has locked is tried again: a process that is just being
+/// started holds what its parent had open until it runs its own program.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// Pause between two tries.
+const LOCK_AGAIN: Duration = Duration::from_millis(2);
 
 /// Device and inode of the lock files this process holds.
 static HELD: Mutex<Option<HashSet<(u64, u64)>>> = Mutex::new(None);
@@ -197,13 +204,23 @@ fn open_lock_file(path: &Path) -> Result<File, OpenError> {
 /// `lock`; `taken` says that it is. Filesystems that lock no directories do without.
 fn lock_directory(root: &Path, taken: impl FnOnce() -> OpenError) -> Result<File, OpenError> {
     let directory = File::open(root).map_err(FileError::at("open", root))?;
-    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => return Err(taken()),
-        Err(error) => tracing::info!(
-            directory = %root.display(), %error,
-            "a directory of the store cannot be locked; nothing but the file `lock` protects it"
-        ),
+    let begin = Instant::now();
+    loop {
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            Err(Errno::WOULDBLOCK) if begin.elapsed() < PATIENCE => {
+                std::thread::sleep(LOCK_AGAIN);
+            }
+            Err(Errno::WOULDBLOCK) => return Err(taken()),
+            Err(error) => {
+                tracing::info!(
+                    directory = %root.display(), %error,
+                    "a directory of the store cannot be locked; nothing but the file `lock` \
+                     protects it"
+                );
+                break;
+            }
+        }
     }
     Ok(directory)
 }
@@ -267,6 +284,19 @@ mod tests {
             std::fs::read(dir.path().join("lock")).expect("lock file"),
             b"lock"
         );
+    }
+
+    #[test]
+    fn whoever_lets_go_of_a_directory_a_moment_later_does_not_refuse_a_start() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let inherited = File::open(dir.path()).expect("the directory");
+        rustix::fs::flock(&inherited, FlockOperation::NonBlockingLockExclusive).expect("free");
+        std::thread::scope(|scope| {
+            let start = scope.spawn(|| StoreLock::take(dir.path()));
+            std::thread::sleep(LOCK_AGAIN);
+            drop(inherited);
+            start.join().expect("no panic").expect("free again");
+        });
     }
 
     #[test]
