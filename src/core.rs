@@ -312,9 +312,9 @@ impl Core {
                 self.settled(conn, io);
                 room::write_late(io, conn, to, &reply);
                 if io.peer(conn).is_none() {
-                    // A broker that was entered by another thread after its connection had closed.
+                    // What another thread registered after its connection had closed.
                     let core = self.index;
-                    handler::client::withdraw(&self.broker, Channel { core, conn });
+                    handler::client::closed(&self.broker, Channel { core, conn });
                 }
             }
             CoreMessage::Rerun { conn, frame, held } => {

@@ -1,8 +1,6 @@
 //! Registration of clients: requests 34, 35, 38 and 46, and the notification 40
 //! (docs/behaviour.md, Client management).
 
-use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use saturnmq_net::codes::request as codes;
@@ -11,30 +9,17 @@ use saturnmq_net::encode::Encoder;
 use saturnmq_net::fastjson;
 use saturnmq_net::frame::Codec;
 use saturnmq_net::header::fields::FieldError;
-use saturnmq_net::messages::heartbeat::{
-    CheckClientConfig, ConsumerData, ConsumerIdList, HeartbeatData,
-};
+use saturnmq_net::messages::heartbeat::{CheckClientConfig, ConsumerIdList};
 
 use crate::answer::{Answer, Channel, CoreMessage, Reply, Request, SYSTEM_ERROR, V5_0_0};
 use crate::broker::Broker;
-use crate::clients::{
-    ClientsFull, ConsumeType, ConsumerHeartbeat, Member, MessageModel, Registered,
-};
+use crate::clients::MessageModel;
 use crate::core::{now_ms, steady_ms};
 use crate::filter::SQL92;
-use crate::filter::registered::Registration;
-use crate::groups::{FoundGroup, Group};
 use crate::handler::SUBSCRIPTION_PARSE_FAILED;
 use crate::handler::pull_checks::unsupported;
-use crate::handler::send_checks::give_queues;
-use crate::names;
-use crate::persist::{LastChanges, Ticket};
 use crate::room;
-use crate::subscription::{check_size, is_tag, own_filter, subscriptions};
-use crate::topics::{PERM_READ, PERM_WRITE, TopicConfig, UNIT_SUBSCRIPTION};
-
-/// Longest client id or producer group that is kept.
-const NAME_MAX: usize = 1024;
+use crate::subscription::{is_tag, own_filter};
 
 /// Numbers of the requests that this broker sends by itself.
 static NEXT_OPAQUE: AtomicI32 = AtomicI32::new(1);
@@ -47,213 +32,6 @@ pub fn next_opaque() -> i32 {
 fn body<T: serde::de::DeserializeOwned>(request: &Request<'_>) -> Result<T, Reply> {
     fastjson::from_client(request.command.body)
         .map_err(|error| Reply::error(SYSTEM_ERROR, format!("the body: {error}")))
-}
-
-/// 34: a client says who it is.
-pub fn heartbeat(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Answer {
-    let data: HeartbeatData = match body(request) {
-        Ok(data) => data,
-        Err(reply) => return reply.into(),
-    };
-    if data.client_id.len() > NAME_MAX {
-        return Reply::error(SYSTEM_ERROR, "the client id is too long").into();
-    }
-    let sets = data.consumer_data_set.iter();
-    let mut subscriptions = sets.flat_map(|consumer| &consumer.subscription_data_set);
-    if let Err(error) = subscriptions.try_for_each(check_size) {
-        return Reply::error(SUBSCRIPTION_PARSE_FAILED, error.to_string()).into();
-    }
-    let now = steady_ms();
-    let command = request.command;
-    let member = Arc::new(Member::new(
-        request.channel(),
-        &data.client_id,
-        command.language,
-        command.version,
-        request.peer,
-        now,
-    ));
-    let mut beat = Heartbeat {
-        broker,
-        request,
-        member: &member,
-        fingerprint: data.heartbeat_fingerprint,
-        without_subscriptions: data.without_sub && data.heartbeat_fingerprint != 0,
-        subscription_changed: data.heartbeat_fingerprint == 0,
-        made: LastChanges::default(),
-        refused: None,
-        now,
-    };
-    for consumer in data.consumer_data_set {
-        beat.consumer(consumer, io);
-    }
-    for producer in data.producer_data_set {
-        if producer.group_name.len() <= NAME_MAX && !producer.group_name.is_empty() {
-            let registered = broker
-                .clients
-                .register_producer(&producer.group_name, &member, now);
-            beat.refused = beat.refused.or(registered.err());
-        }
-    }
-    if let Some(full) = beat.refused {
-        return Reply::error(SYSTEM_ERROR, full.to_string()).into();
-    }
-    let mut reply = Reply::success();
-    if request.is_v5() {
-        reply = reply
-            .field("IS_SUPPORT_HEART_BEAT_V2", true)
-            .field("IS_SUB_CHANGE", beat.subscription_changed);
-    }
-    let made = beat.made.into_tickets();
-    if made.is_empty() {
-        return reply.into();
-    }
-    Answer::After(made, reply)
-}
-
-/// One heartbeat while its groups are registered.
-struct Heartbeat<'a> {
-    broker: &'a Broker,
-    request: &'a Request<'a>,
-    member: &'a Arc<Member>,
-    fingerprint: i32,
-    without_subscriptions: bool,
-    subscription_changed: bool,
-    /// The last changes of groups and of topics, that the answer waits for.
-    made: LastChanges,
-    refused: Option<ClientsFull>,
-    now: i64,
-}
-
-impl Heartbeat<'_> {
-    fn consumer(&mut self, consumer: ConsumerData, io: &mut Outbox) {
-        let live = self.broker.live.load();
-        let actively = consumer.consume_type == ConsumeType::ConsumeActively;
-        if live.reject_pull_consumer && actively {
-            return;
-        }
-        // Nothing is made for a group that would be refused.
-        let room = self
-            .broker
-            .clients
-            .check_groups(self.request.channel(), &consumer.group_name);
-        if let Err(full) = room {
-            self.refused = self.refused.or(Some(full));
-            return;
-        }
-        // A group that does not exist is left out; the client's pulls tell it so.
-        let groups = &self.broker.groups;
-        let group = match groups.find_or_create(&consumer.group_name, &live) {
-            FoundGroup::Found(group) | FoundGroup::Created(group, _) => group,
-            FoundGroup::Missing | FoundGroup::Illegal(_) => return,
-        };
-        let ordered = consumer.subscription_data_set.iter().any(|subscription| {
-            let topic = self.broker.topics.get(&subscription.topic);
-            topic.is_some_and(|topic| topic.config.order)
-        });
-        // Made by it or by another request a moment ago.
-        self.made.add(self.pending(group.ticket()));
-        self.make_retry_topic(&group, ordered, consumer.unit_mode);
-        let known = self.broker.clients.consumer(&consumer.group_name);
-        let view = known.as_ref().map(|known| known.view());
-        let subscriptions = (!self.without_subscriptions).then(|| {
-            let before = view.map_or_else(HashMap::new, |view| view.subscriptions.clone());
-            let sent = consumer.subscription_data_set;
-            subscriptions(sent, &before, live.filter_support_retry)
-        });
-        let heartbeat = ConsumerHeartbeat {
-            group: consumer.group_name,
-            consume_type: consumer.consume_type,
-            message_model: consumer.message_model,
-            consume_from_where: consumer.consume_from_where,
-            subscriptions,
-            fingerprint: self.fingerprint,
-        };
-        let Registered {
-            changed,
-            resubscribed,
-            fingerprint_differed,
-            refused,
-        } = self
-            .broker
-            .clients
-            .register_consumer(heartbeat, self.member, self.now);
-        self.refused = self.refused.or(refused);
-        if resubscribed {
-            self.broker.rules_changed();
-        }
-        if !self.without_subscriptions && refused.is_none() {
-            self.keep_filters(&group.config.name);
-        }
-        self.subscription_changed |=
-            fingerprint_differed || (self.without_subscriptions && known.is_none());
-        if changed {
-            notify(
-                self.broker,
-                &group.config.name,
-                Some((self.request.core, io)),
-            );
-        }
-    }
-
-    /// Writes the selectors of a group down.
-    fn keep_filters(&self, group: &str) {
-        let Some(view) = self.broker.clients.consumer(group).map(|held| held.view()) else {
-            return;
-        };
-        let registrations: Vec<Registration<'_>> = view
-            .subscriptions
-            .values()
-            .filter(|subscription| subscription.filter.is_some())
-            .map(|subscription| Registration {
-                topic: &subscription.data.topic,
-                kind: &subscription.data.expression_type,
-                expression: &subscription.data.sub_string,
-                version: subscription.data.sub_version,
-            })
-            .collect();
-        self.broker
-            .filters
-            .register(group, &registrations, now_ms());
-    }
-
-    /// That change, unless it is on the disk.
-    fn pending(&self, change: Option<Ticket>) -> Option<Ticket> {
-        change.filter(|ticket| !self.broker.persist.is_durable(*ticket))
-    }
-
-    /// The retry topic of a group is ordered as long as one of the group's topics is.
-    fn make_retry_topic(&mut self, group: &Group, ordered: bool, unit: bool) {
-        let name = names::retry_topic(&group.config.name);
-        if let Some(topic) = self.broker.topics.get(&name) {
-            self.made.add(self.pending(topic.ticket()));
-            let mut config = topic.config.clone();
-            if !self.without_subscriptions {
-                config.order = ordered;
-            }
-            give_queues(&mut config, group.config.retry_queue_nums);
-            if config != topic.config {
-                self.made.add(self.broker.topics.create_or_update(config));
-            }
-            return;
-        }
-        // A group that does not retry has one without queues: tools ask for its route.
-        let queues = group.config.retry_queue_nums.max(0);
-        let mut config = TopicConfig::new(name, queues, PERM_READ | PERM_WRITE);
-        config.order = ordered;
-        if unit {
-            config.sys_flag = UNIT_SUBSCRIPTION;
-        }
-        if let Err(full) = self.broker.topics.check_room(std::slice::from_ref(&config)) {
-            // The first message that is sent back is told so.
-            tracing::debug!(group = group.config.name, %full, "no retry topic");
-            return;
-        }
-        // Made by another request in the meantime: it is that one's change.
-        let (topic, ticket) = self.broker.topics.create_if_absent(config);
-        self.made
-            .add(ticket.or_else(|| self.pending(topic.ticket())));
-    }
 }
 
 /// Tells every member of a group that its members or subscriptions changed. Connections of the
@@ -310,7 +88,7 @@ fn encode_notification(out: &mut Vec<u8>, group: &str) {
 }
 
 /// Takes what a connection that is gone registered at the name server.
-pub fn withdraw(broker: &Broker, channel: Channel) {
+fn withdraw(broker: &Broker, channel: Channel) {
     let name_server = &broker.name_server;
     // Few connections are a broker's: the others wait for nobody who reads the tables.
     let is_broker = name_server.registry().has_connection(channel);

@@ -8,6 +8,7 @@ pub mod consumer_status;
 pub mod durably;
 pub mod group;
 pub mod group_offsets;
+pub mod heartbeat;
 pub mod housekeeping;
 pub(crate) mod kept_key;
 pub mod lists;
@@ -140,7 +141,7 @@ fn broker_request(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> An
         request::GET_MAX_OFFSET => offset::max(core, request, io),
         request::GET_MIN_OFFSET => offset::min(&core.broker, request),
         request::GET_EARLIEST_MSG_STORETIME => offset::earliest(&core.broker, request),
-        request::HEART_BEAT => client::heartbeat(&core.broker, request, io),
+        request::HEART_BEAT => heartbeat::heartbeat(&core.broker, request, io),
         request::UNREGISTER_CLIENT => client::unregister(&core.broker, request, io),
         request::GET_CONSUMER_LIST_BY_GROUP => client::consumer_list(&core.broker, request),
         request::CHECK_CLIENT_CONFIG => client::check_config(&core.broker, request),

@@ -104,6 +104,59 @@ fn every_member_hears_of_one_that_joins_or_leaves() {
     assert_eq!(members(&mut first, "g"), [] as [String; 0]);
 }
 
+/// Of a client in groups `g0` to `g{groups - 1}`.
+fn long_heartbeat(client: &str, groups: usize) -> Vec<u8> {
+    let one = heartbeat(client, "g", &[("T", "*")], 1);
+    let mut body: serde_json::Value = serde_json::from_slice(&one).expect("JSON");
+    let consumer = body["consumerDataSet"][0].clone();
+    let all = (0..groups).map(|number| {
+        let mut consumer = consumer.clone();
+        consumer["groupName"] = format!("g{number}").into();
+        consumer
+    });
+    body["consumerDataSet"] = all.collect();
+    body.to_string().into_bytes()
+}
+
+#[test]
+fn nobody_waits_for_a_long_heartbeat_of_another_client() {
+    let (running, _dir) = broker(&["--cores", "1"]);
+    let mut talk = Talk::to(running.address("broker"));
+    let long = talk.request(34, &[], &long_heartbeat("a", 2000));
+    let short = talk.request(34, &[], &heartbeat("a", "g", &[("T", "*")], 1));
+    let mut answers = Vec::new();
+    while answers.len() < 2 {
+        let frame = talk.frame(Instant::now() + PATIENCE).expect("a frame");
+        if frame.is_response {
+            assert_eq!(frame.code, 0, "{frame:?}");
+            answers.push(frame.opaque);
+        }
+    }
+    assert_eq!(answers, [short, long]);
+    for group in ["g0", "g1999"] {
+        assert_eq!(members(&mut talk, group), ["a"]);
+    }
+}
+
+#[test]
+fn a_client_that_is_gone_before_its_heartbeat_is_taken_is_no_member() {
+    let (running, _dir) = broker(&["--cores", "1"]);
+    let mut staying = Talk::to(running.address("broker"));
+    staying.ask(34, &[], &heartbeat("stays", "g1999", &[("T", "*")], 1));
+    staying.early.clear();
+    let mut leaving = Talk::to(running.address("broker"));
+    leaving.request(34, &[], &long_heartbeat("leaves", 2000));
+    drop(leaving);
+    // It joins, and goes with its connection, whatever comes first.
+    staying.pushed(40);
+    let until = Instant::now() + PATIENCE;
+    while members(&mut staying, "g1999") != ["stays"] {
+        assert!(Instant::now() < until, "it stays a member");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(members(&mut staying, "g0").is_empty());
+}
+
 #[test]
 fn a_pull_uses_the_registered_subscription_and_refuses_an_older_one() {
     let (running, _dir) = broker(&[]);
