@@ -294,10 +294,12 @@ impl RegisteredFilters {
         self.mark(group, &known, &mut filters);
         if !table.replace(group, filters.clone()) {
             // Those that nobody uses make room.
+            let before = table.filters;
             table.retain(|filter| !filter.is_dead());
-            let is_full = !table.replace(group, filters);
-            self.unmark(&table);
-            if is_full {
+            if table.filters < before {
+                self.unmark(&table);
+            }
+            if !table.replace(group, filters) {
                 tracing::debug!(group, "filters not written down: there are too many");
                 return;
             }
