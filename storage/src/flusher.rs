@@ -78,11 +78,17 @@ impl Flusher {
     }
 
     /// Where a resume point may stand now: behind the last record if that is durable, else where
-    /// the last one stands.
-    fn newest(&self) -> LastRecord {
+    /// the dispatcher was at an earlier look, else where the last one stands. Under load the last
+    /// record is never durable with ASYNC_FLUSH, and who asks may ask at every look.
+    fn newest(&mut self) -> LastRecord {
         let last = self.dispatch.last();
-        if last.end <= self.watermarks.durable() {
-            last
+        let durable = self.watermarks.durable();
+        if last.end <= durable {
+            return last;
+        }
+        let candidate = *self.candidate.get_or_insert(last);
+        if candidate.end <= durable && candidate.end > self.made.end {
+            candidate
         } else {
             self.made
         }
@@ -164,8 +170,8 @@ impl Flusher {
             index_timestamp,
             ..stored
         })?;
-        // A candidate from before may lie behind this point.
-        self.candidate = None;
+        // A candidate from before may lie behind this point; one that is ahead is still to come.
+        self.candidate = self.candidate.filter(|candidate| candidate.end > place.end);
         self.made = place;
         self.made_at = Instant::now();
         Ok(())
@@ -240,7 +246,8 @@ fn run(mut flusher: Flusher, shared: &FlusherShared) -> Flusher {
         drop(shared.changed.wait_timeout(stop, LOOK));
         let wanted = shared.wanted.swap(false, Ordering::SeqCst);
         let looked = if wanted {
-            flusher.make(flusher.newest())
+            let newest = flusher.newest();
+            flusher.make(newest)
         } else {
             flusher.look()
         };
@@ -329,9 +336,37 @@ mod tests {
         // One is asked for meanwhile, and stands further on.
         watermarks.advance_durable(200);
         dispatched(200);
-        flusher.make(flusher.newest()).expect("resume point");
+        let newest = flusher.newest();
+        flusher.make(newest).expect("resume point");
         dispatched(300);
         flusher.look().expect("look");
         assert_eq!(dispatch.resumed.load(Ordering::SeqCst), 200);
+    }
+
+    #[test]
+    fn resume_points_that_are_asked_for_at_every_look_go_on_under_load() {
+        let dir = tempfile::tempdir().expect("directory");
+        let mut config = StoreConfig::new(dir.path());
+        config.flush = FlushMode::Async;
+        let (_parts, mut flusher) = parts(config);
+        let mut durable = 0;
+        for dispatched in (100..=2000).step_by(100) {
+            flusher.watermarks.advance_appended(dispatched);
+            flusher.watermarks.advance_written(dispatched);
+            // The log is synced now and then, and never up to the last record.
+            if dispatched % 500 == 0 {
+                durable = dispatched - 100;
+                flusher.watermarks.advance_durable(durable);
+            }
+            flusher.dispatch.set_last(LastRecord {
+                start: dispatched - 100,
+                end: dispatched,
+                timestamp: 1,
+            });
+            let newest = flusher.newest();
+            flusher.make(newest).expect("resume point");
+        }
+        let made = flusher.dispatch.resumed.load(Ordering::SeqCst);
+        assert!(made + 1000 >= durable, "{made} of {durable} durable bytes");
     }
 }
