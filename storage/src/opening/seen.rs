@@ -182,6 +182,7 @@ impl Opening<'_> {
                 log_offset: entry.physical_offset,
                 queue_offset: *queue_offset,
                 size: entry.size,
+                // A directory takes a name's bytes in memory each: there are not so many.
                 queue: u32::try_from(number).expect("fewer directories than 2^32"),
             }));
         }
