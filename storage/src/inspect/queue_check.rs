@@ -234,12 +234,15 @@ impl<'v> QueueCheck<'v> {
             if self.was_seen(queue, offset) {
                 continue;
             }
-            if source.is_copied() {
-                let named = self.named(queue, at, offset)?;
-                let is_own = named == Some(offset);
-                if !is_own && (source == Source::ComesAgain || named.is_some()) {
-                    continue;
-                }
+            let named = self.named(queue, at, offset)?;
+            let left_out = match source {
+                // A client made it up; the record that is in the place comes by itself.
+                Source::Own | Source::Light => named.is_some_and(|named| named < offset),
+                Source::Copy => named.is_some_and(|named| named != offset),
+                Source::ComesAgain => named != Some(offset),
+            };
+            if left_out {
+                continue;
             }
             let place = (queue, light::QUEUE_ID, at);
             self.placed(place, (record, offset), findings, tally)?;

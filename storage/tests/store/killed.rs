@@ -78,6 +78,28 @@ fn damage_before_a_record_that_was_dispatched_is_no_torn_tail() {
     }
 }
 
+/// Also where the last record says nothing any more: a body in the middle and the place that the
+/// last record names were changed once (the breaker's seed 1100114), and all between them was cut.
+#[test]
+fn damage_before_a_damaged_last_record_costs_those_two_and_none_between() {
+    for flush in [FlushMode::Sync, FlushMode::Async] {
+        // Of the last record the body, its log offset, magic number, size.
+        for at in [500, 33, 5, 1] {
+            for (lost, with) in [(60usize, 500), (196, 500), (195, 33), (198, 1)] {
+                let dir = tempfile::tempdir().expect("temporary directory");
+                let (config, places) = crashed(dir.path(), flush);
+                flip(&config, places[lost] + with);
+                flip(&config, places[199] + at);
+                let opened = open(&config).expect("open");
+                let what = format!("{flush:?} {lost} {with} {at}");
+                assert_eq!(opened.report.log_end, end_of(&places), "{what}");
+                assert_eq!(served(&opened), without(&[lost as u32, 199]), "{what}");
+                go_on(&config, opened, 100);
+            }
+        }
+    }
+}
+
 #[test]
 fn offsets_of_dispatched_records_stay_given_although_the_records_are_damaged() {
     for (orderly, with_resume_point) in [(false, true), (false, false), (true, false)] {

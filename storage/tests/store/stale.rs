@@ -82,9 +82,8 @@ fn costs_nothing(record: (&str, &str), offsets: &[i64], start: Start, stopped: b
     send(&mut sending, &store, 9..12);
     assert_eq!(bodies(&store, NAME), Vec::from_iter(0..12), "{what}");
     store.close().expect("close");
-    if record != REPLY {
-        check_files(&config);
-    }
+    // Places that hold another record are no damage.
+    check_files(&config);
 }
 
 const DEAD: (&str, &str) = ("%DLQ%g", "ORIGIN_MESSAGE_ID\u{1}00\u{2}");
