@@ -548,7 +548,11 @@ mod tests {
         sender.push(item, false).unwrap();
         drop(sender);
         let state = Arc::new(DispatchState::new(LastRecord::default()));
-        let table = Arc::new(QueueTable::new(dir.path(), 2000, MapBudget::new(1)));
+        let table = Arc::new(QueueTable::new(
+            dir.path().join("consumequeue"),
+            2000,
+            MapBudget::new(1),
+        ));
         let wakes = wake_queues(1, 8, Arc::new(Nobody), &receiver).0;
         let dispatcher = Dispatcher {
             receiver,

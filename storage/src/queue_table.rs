@@ -528,17 +528,20 @@ mod tests {
 
     #[test]
     fn a_removed_topic_is_gone_and_its_name_can_be_used_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let table = open(dir.path());
+        let root = tempfile::tempdir().unwrap();
+        // What is removed is moved to a directory beside it.
+        let dir = root.path().join("consumequeue");
+        std::fs::create_dir(&dir).unwrap();
+        let table = open(&dir);
         let old = table.get_or_create("A", 0);
         old.append(0, entry(0)).unwrap();
         table.get_or_create("B", 0).append(0, entry(1)).unwrap();
         assert!(table.remove_topic("A", || Ok(())).unwrap().is_some());
         assert!(table.remove_topic("A", || Ok(())).unwrap().is_none());
         assert!(table.get("A", 0).is_none() && table.by_slot(old.slot).is_none());
-        assert!(old.is_removed() && !dir.path().join("A").exists());
+        assert!(old.is_removed() && !dir.join("A").exists());
         assert_eq!(old.append(1, entry(2)).unwrap(), Placed::Duplicate);
-        assert!(!dir.path().join("A").exists());
+        assert!(!dir.join("A").exists());
         let new = table.get_or_create("A", 0);
         assert_ne!(new.slot, old.slot);
         assert_eq!(new.append(0, entry(3)).unwrap(), Placed::Appended);
@@ -576,7 +579,7 @@ mod tests {
     #[test]
     fn one_flush_covers_few_changed_queues_and_many() {
         let dir = tempfile::tempdir().unwrap();
-        let table = QueueTable::new(dir.path(), 2000, MapBudget::new(100));
+        let table = QueueTable::new(dir.path().join("consumequeue"), 2000, MapBudget::new(100));
         for queue_id in [0, 1, 40] {
             for queue_id in 0..=queue_id {
                 let queue = table.get_or_create("T", queue_id);

@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn the_place_of_the_next_entry_is_known_between_two_looks() {
         let dir = tempfile::tempdir().unwrap();
-        let table = QueueTable::new(dir.path(), 20_000, MapBudget::new(10));
+        let table = QueueTable::new(dir.path().join("consumequeue"), 20_000, MapBudget::new(10));
         let queue = table.get_or_create("T", 0);
         let mut places = Places::default();
         for _ in 0..=2 * LOOK_AGAIN {
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn places_of_queues_that_are_gone_and_of_none_do_no_harm() {
         let dir = tempfile::tempdir().unwrap();
-        let table = QueueTable::new(dir.path(), 2000, MapBudget::new(10));
+        let table = QueueTable::new(dir.path().join("consumequeue"), 2000, MapBudget::new(10));
         let queue = table.get_or_create("T", 0);
         let mut places = Places::default();
         places.note(&queue);

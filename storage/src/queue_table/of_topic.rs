@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_queue_more_costs_the_same_however_many_its_topic_has() {
         let dir = tempfile::tempdir().unwrap();
-        let table = QueueTable::new(dir.path(), 2000, MapBudget::new(10));
+        let table = QueueTable::new(dir.path().join("consumequeue"), 2000, MapBudget::new(10));
         // In an order in which each has others on both sides.
         let count = 1 << 14;
         let ids = (0..count).map(|number| number * 5 % count);

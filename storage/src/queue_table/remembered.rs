@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_queue_that_was_removed_is_not_remembered() {
         let dir = tempfile::tempdir().unwrap();
-        let table = QueueTable::new(dir.path(), 6000, MapBudget::new(10));
+        let table = QueueTable::new(dir.path().join("consumequeue"), 6000, MapBudget::new(10));
         let table = Arc::new(table);
         let mut remembered = RememberedQueues::new(Arc::clone(&table));
         let removed = table.get_or_create("A", 0);
