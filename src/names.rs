@@ -7,11 +7,13 @@ use thiserror::Error;
 
 /// Longest topic name, in characters and bytes.
 pub const TOPIC_MAX_LENGTH: usize = 127;
-/// Longest `%RETRY%` or `%DLQ%` topic name.
+/// Longest `%RETRY%` or `%DLQ%` topic name that can hold messages: it becomes a directory name.
 pub const RETRY_TOPIC_MAX_LENGTH: usize = 255;
-/// Longest consumer or producer group name: its retry topic must be a directory name. Clients of
-/// 4.9 allow 255, and Apache's brokers serve what they allow.
-pub const GROUP_MAX_LENGTH: usize = RETRY_TOPIC_MAX_LENGTH - RETRY_PREFIX.len();
+/// Longest group name: what Apache's clients allow.
+pub const GROUP_MAX_LENGTH: usize = 255;
+/// Longest topic name in `topics.json`: the retry topic of the longest group. Tools ask for its
+/// route though it never holds a message.
+const LISTED_TOPIC_MAX_LENGTH: usize = RETRY_PREFIX.len() + GROUP_MAX_LENGTH;
 
 /// Prefix of a group's retry topic.
 pub const RETRY_PREFIX: &str = "%RETRY%";
@@ -159,10 +161,36 @@ pub fn check_group(name: &str) -> Result<(), NameError> {
     Ok(())
 }
 
-/// Whether a name that a store already holds may be used as a directory name. Wider than
-/// [`check_topic`]: brokers make pop retry topics with `+` themselves.
+/// Checks the name of a group that a tool configures. Wider than [`check_group`]: Apache's brokers
+/// take any name, tools then list it, and no stock client has such a group. Of what they take,
+/// blank names and those with `/`, `@` (which keys of offsets are split at) or control
+/// characters are refused.
+///
+/// # Errors
+/// [`NameError`] with Apache's remark.
+pub fn check_configured_group(name: &str) -> Result<(), NameError> {
+    match check_group(name) {
+        Err(NameError::GroupCharacters(_))
+            if !name.contains(|c: char| matches!(c, '/' | '@') || c.is_control()) =>
+        {
+            match name.len() > GROUP_MAX_LENGTH {
+                true => Err(NameError::GroupTooLong(quoted(name))),
+                false => Ok(()),
+            }
+        }
+        checked => checked,
+    }
+}
+
+/// Whether a name may stand in `topics.json`. Wider than [`check_topic`]: brokers make pop retry
+/// topics with `+` themselves, and the retry topics of the longest groups.
 pub fn is_storable(topic: &str) -> bool {
-    !topic.is_empty() && topic.len() <= RETRY_TOPIC_MAX_LENGTH && topic.split('+').all(legal)
+    let longest = if is_retry_or_dlq(topic) {
+        LISTED_TOPIC_MAX_LENGTH
+    } else {
+        RETRY_TOPIC_MAX_LENGTH
+    };
+    !topic.is_empty() && topic.len() <= longest && topic.split('+').all(legal)
 }
 
 /// Whether this is a group's retry or dead letter topic.
@@ -258,9 +286,26 @@ mod tests {
             check_topic(&retry_topic(&"g".repeat(249))),
             Err(NameError::TopicTooLong)
         );
-        assert_eq!(check_group(&"g".repeat(248)), Ok(()));
+        assert_eq!(check_group(&"g".repeat(255)), Ok(()));
         assert!(matches!(
-            check_group(&"g".repeat(249)),
+            check_group(&"g".repeat(256)),
+            Err(NameError::GroupTooLong(_))
+        ));
+        assert!(is_storable(&retry_topic(&"g".repeat(255))));
+        assert!(!is_storable(&retry_topic(&"g".repeat(256))));
+        assert!(!is_storable(&"t".repeat(256)));
+    }
+
+    #[test]
+    fn tools_configure_groups_that_no_client_would_name() {
+        for name in ["a b", "a.b", "ä", "g"] {
+            assert_eq!(check_configured_group(name), Ok(()), "{name:?}");
+        }
+        for name in ["a@b", "../x", "a\n", "", "  "] {
+            assert!(check_configured_group(name).is_err(), "{name:?}");
+        }
+        assert!(matches!(
+            check_configured_group(&" g".repeat(128)),
             Err(NameError::GroupTooLong(_))
         ));
     }

@@ -9,6 +9,7 @@ mod memory;
 mod moving;
 mod name_server;
 mod name_server_replay;
+mod names;
 mod queries;
 mod replay;
 mod retention;

@@ -29,8 +29,7 @@ fn body(request: &Request<'_>) -> Result<Value, Reply> {
 pub(super) fn wanted(broker: &Broker, is_v5: bool, value: &Value) -> Result<GroupConfig, Reply> {
     let name = value.get("groupName").and_then(Value::as_str);
     let name = name.unwrap_or_default();
-    // Apache takes any name here; it would become the name of a topic and of its directory.
-    names::check_group(name).map_err(|error| refused_name(is_v5, error.to_string()))?;
+    names::check_configured_group(name).map_err(|error| refused_name(is_v5, error.to_string()))?;
     let mut config = GroupConfig::read(name, value);
     let known = broker.groups.get(name);
     let known = known.as_ref().map(|group| &group.config.attributes);

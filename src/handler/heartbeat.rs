@@ -271,6 +271,10 @@ impl Heartbeat {
     /// The retry topic of a group is ordered as long as one of the group's topics is.
     fn make_retry_topic(&mut self, broker: &Broker, group: &Group, ordered: bool, unit: bool) {
         let name = names::retry_topic(&group.config.name);
+        // A tool's group that no stock client would have.
+        if !names::is_storable(&name) {
+            return;
+        }
         if let Some(topic) = broker.topics.get(&name) {
             self.made.add(Self::pending(broker, topic.ticket()));
             let mut config = topic.config.clone();

@@ -11,7 +11,7 @@ use saturnmq_net::messages::topic as wire;
 use serde_json::Value;
 
 use super::{durably, group, topic};
-use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR};
+use crate::answer::{Answer, Reply, ReplySlot, Request, SYSTEM_ERROR, V5_0_0};
 use crate::broker::Broker;
 use crate::core::off_the_cores;
 use crate::persist::{LastChanges, Ticket};
@@ -42,7 +42,7 @@ pub fn create_groups(request: &Request<'_>) -> Answer {
                 _ => Ok(Vec::new()),
             }
         },
-        check: |broker, is_v5, value: Value| group::wanted(broker, is_v5, &value),
+        check: |broker, version, value: Value| group::wanted(broker, version >= V5_0_0, &value),
         room: group::check_room,
         make: |broker, config| broker.groups.create_or_update(config),
     };
@@ -52,8 +52,8 @@ pub fn create_groups(request: &Request<'_>) -> Answer {
 /// What there may be a list of: `S` as it is sent, `T` as it is kept.
 struct Kind<S, T> {
     read: fn(&[u8]) -> Result<Vec<S>, Reply>,
-    /// One of them, if the broker does not refuse it.
-    check: fn(&Broker, bool, S) -> Result<T, Reply>,
+    /// One of them, sent by a client of that version, if the broker does not refuse it.
+    check: fn(&Broker, i32, S) -> Result<T, Reply>,
     /// Whether there is room for all of them.
     room: fn(&Broker, &[T]) -> Result<(), Reply>,
     /// Makes or alters one of them; `None`: nothing differs.
@@ -61,7 +61,7 @@ struct Kind<S, T> {
 }
 
 fn take<S: Send + 'static, T: Send + 'static>(request: &Request<'_>, kind: Kind<S, T>) -> Answer {
-    let (is_v5, body) = (request.is_v5(), request.command.body.to_vec());
+    let (version, body) = (request.command.version, request.command.body.to_vec());
     Answer::Work(Box::new(move |services, slot| {
         off_the_cores();
         match (kind.read)(&body) {
@@ -69,7 +69,7 @@ fn take<S: Send + 'static, T: Send + 'static>(request: &Request<'_>, kind: Kind<
                 let (rest, wanted) = (sent.into_iter(), Vec::new());
                 let list = Checking {
                     rest,
-                    is_v5,
+                    version,
                     kind,
                     wanted,
                 };
@@ -83,7 +83,7 @@ fn take<S: Send + 'static, T: Send + 'static>(request: &Request<'_>, kind: Kind<
 /// A list of which nothing is made yet.
 struct Checking<S, T> {
     rest: std::vec::IntoIter<S>,
-    is_v5: bool,
+    version: i32,
     kind: Kind<S, T>,
     wanted: Vec<T>,
 }
@@ -92,7 +92,7 @@ impl<S: Send + 'static, T: Send + 'static> Checking<S, T> {
     fn go_on(mut self, services: &mut ServiceContext, slot: ReplySlot) {
         let began = Instant::now();
         while let Some(sent) = self.rest.next() {
-            match (self.kind.check)(&services.broker, self.is_v5, sent) {
+            match (self.kind.check)(&services.broker, self.version, sent) {
                 Ok(wanted) => self.wanted.push(wanted),
                 Err(reply) => return services.reply(slot, reply),
             }
@@ -146,10 +146,10 @@ impl<T: Send + 'static> Making<T> {
 
 fn topic_config(
     broker: &Broker,
-    is_v5: bool,
+    version: i32,
     sent: wire::TopicConfig,
 ) -> Result<TopicConfig, Reply> {
-    topic::check_name(broker, is_v5, &sent.topic_name)?;
+    topic::check_name(broker, version >= V5_0_0, &sent.topic_name)?;
     // In a list the values stand without a sign: they are set as they are.
     let signed: Vec<String> = sent
         .attributes
@@ -162,7 +162,7 @@ fn topic_config(
             }
         })
         .collect();
-    let attributes = topic::alter(broker, is_v5, &sent.topic_name, Some(&signed.join(",")))?;
+    let attributes = topic::alter(broker, version, &sent.topic_name, Some(&signed.join(",")))?;
     let config = TopicConfig {
         name: sent.topic_name,
         read_queues: sent.read_queue_nums,

@@ -67,6 +67,11 @@ pub fn refuse(
         let remark = format!("Sending message to topic[{}] is forbidden.", send.topic);
         return Some(refused(broker, NO_PERMISSION, remark));
     }
+    // A retry topic that is there for its route alone.
+    if send.topic.len() > names::RETRY_TOPIC_MAX_LENGTH {
+        let remark = names::NameError::TopicTooLong.to_string();
+        return Some(refused(broker, wrong_parameter(request), remark));
+    }
     let queues = topic.config.write_queues.max(topic.config.read_queues);
     let no_queue = send.queue_id < 0 && topic.config.write_queues <= 0;
     if send.queue_id >= queues || no_queue {

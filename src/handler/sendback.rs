@@ -24,6 +24,8 @@ struct Back {
     offset: i64,
     delay_level: i32,
     limit: i32,
+    /// Longest name of a topic to which this client's messages go, in bytes.
+    longest: usize,
     retry: Arc<Topic>,
     group: String,
 }
@@ -55,11 +57,8 @@ pub fn send_back(broker: &Broker, request: &Request<'_>) -> Answer {
         return Reply::success().into();
     }
     let retry = names::retry_topic(&group.config.name);
-    // Clients of 4.9 take the length of a topic for a signed byte. Refused, they wait and process
-    // the message once more, as with Apache's broker of their release.
-    if retry.len() > names::TOPIC_MAX_LENGTH && !request.is_v5() {
-        let limit = names::TOPIC_MAX_LENGTH;
-        let remark = format!("MESSAGE_ILLEGAL: {retry} is longer than {limit} bytes");
+    if !names::is_storable(&retry) {
+        let remark = format!("MESSAGE_ILLEGAL: {retry} cannot be a topic name");
         return Reply::error(SYSTEM_ERROR, remark).into();
     }
     let retry = match own_topic(broker, &retry, group.config.retry_queue_nums) {
@@ -76,10 +75,17 @@ pub fn send_back(broker: &Broker, request: &Request<'_>) -> Answer {
     let honoured = sent
         .max_reconsume_times
         .filter(|_| request.command.version >= V3_4_9);
+    // Clients of 4.9 take the length of a topic for a signed byte.
+    let longest = if request.is_v5() {
+        names::RETRY_TOPIC_MAX_LENGTH
+    } else {
+        names::TOPIC_MAX_LENGTH
+    };
     let back = Back {
         offset: sent.offset,
         delay_level: sent.delay_level,
         limit: honoured.unwrap_or(group.config.retry_max_times),
+        longest,
         retry,
         group: group.config.name.clone(),
     };
@@ -127,6 +133,17 @@ fn dead_letters(
     }
 }
 
+/// The refusal of a copy that its topic's readers, or the log, could not take. Clients wait then
+/// and process the message once more, as with Apache's brokers.
+fn too_long(back: &Back, dead: Option<&Topic>) -> Option<Reply> {
+    let target = &dead.unwrap_or(&back.retry).config.name;
+    (target.len() > back.longest).then(|| {
+        let longest = back.longest;
+        let remark = format!("MESSAGE_ILLEGAL: {target} is longer than {longest} bytes");
+        Reply::error(SYSTEM_ERROR, remark)
+    })
+}
+
 /// The copy's properties, and its delay level; 0 for a dead letter.
 fn copy_properties(back: &Back, record: &Record<'_>, dead: bool, level: i32) -> Vec<u8> {
     let text = String::from_utf8_lossy(record.properties().as_bytes());
@@ -168,6 +185,9 @@ fn append(
     record: &Record<'_>,
     dead: Option<Arc<Topic>>,
 ) {
+    if let Some(refusal) = too_long(back, dead.as_deref()) {
+        return services.reply(slot, refusal);
+    }
     let broker = Arc::clone(&services.broker);
     let levels = i32::try_from(broker.config.delay_levels_ms.len()).unwrap_or(i32::MAX);
     let wanted = match back.delay_level {

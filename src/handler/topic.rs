@@ -7,7 +7,7 @@ use saturnmq_net::fastjson;
 use saturnmq_net::messages::topic as wire;
 use serde::Serialize;
 
-use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR};
+use crate::answer::{Answer, Reply, Request, SYSTEM_ERROR, V5_0_0};
 use crate::broker::Broker;
 use crate::handler::attributes::{self, Attributes};
 use crate::handler::{INVALID_PARAMETER, TOPIC_NOT_EXIST, durably};
@@ -20,6 +20,9 @@ use crate::topics::{MOST_QUEUES, TopicConfig, TopicFilterType};
 
 /// Most queues of one topic; each takes a directory and an entry in every answer.
 pub const QUEUES_MAX: i32 = MOST_QUEUES as i32;
+
+/// First version whose brokers refuse the message type `MIXED` unless it is enabled.
+const V5_1_4: i32 = 441;
 
 /// Code of a refused name: 4.9 has none of its own.
 pub fn refused_name(is_v5: bool, remark: String) -> Reply {
@@ -68,20 +71,21 @@ pub(super) fn check_queues(config: &TopicConfig) -> Result<(), Reply> {
 /// The attributes after a change; 4.9 has none and keeps those that 5.x clients set.
 pub(super) fn alter(
     broker: &Broker,
-    is_v5: bool,
+    version: i32,
     topic: &str,
     text: Option<&str>,
 ) -> Result<Attributes, Reply> {
     let known = broker.topics.get(topic);
     let known = known.as_ref().map(|topic| &topic.config.attributes);
-    let text = text.filter(|_| is_v5).unwrap_or_default();
+    let text = text.filter(|_| version >= V5_0_0).unwrap_or_default();
     let altered = attributes::alter_topic(known, text)
         .map_err(|remark| Reply::error(SYSTEM_ERROR, remark))?;
     let mixed = altered.get("message.type").is_some_and(|t| t == "MIXED");
-    if mixed && !broker.live.load().enable_mixed_message_type {
-        return Err(refused_name(
-            is_v5,
-            "MIXED message type is not supported.".into(),
+    let refuses = version >= V5_1_4 && !broker.live.load().enable_mixed_message_type;
+    if mixed && refuses {
+        return Err(Reply::error(
+            INVALID_PARAMETER,
+            "MIXED message type is not supported.",
         ));
     }
     Ok(altered)
@@ -134,7 +138,12 @@ fn wanted(broker: &Broker, request: &Request<'_>) -> Result<TopicConfig, Reply> 
         filter_type: TopicFilterType::parse(kind),
         sys_flag: asked.topic_sys_flag.unwrap_or(0),
         order: asked.order,
-        attributes: alter(broker, request.is_v5(), asked.topic, asked.attributes)?,
+        attributes: alter(
+            broker,
+            request.command.version,
+            asked.topic,
+            asked.attributes,
+        )?,
     };
     check_queues(&config)?;
     Ok(config)

@@ -3,9 +3,9 @@
 use super::*;
 
 /// Delay levels of a second, so that tests end.
-const LEVELS: [&str; 2] = ["--set", "messageDelayLevel=1s 2s 1s 1s 1s"];
+pub(super) const LEVELS: [&str; 2] = ["--set", "messageDelayLevel=1s 2s 1s 1s 1s"];
 
-fn next(talk: &mut Talk, pull: &Pull<'_>) -> (Arrived, (i64, Vec<u8>, String)) {
+pub(super) fn next(talk: &mut Talk, pull: &Pull<'_>) -> (Arrived, (i64, Vec<u8>, String)) {
     let answer = talk.pull(&Pull {
         wait_ms: 18_000,
         ..*pull
@@ -162,41 +162,6 @@ fn a_message_sent_back_is_retried_and_becomes_a_dead_letter() {
         properties.contains(&format!("ORIGIN_MESSAGE_ID\u{1}{id}")),
         "{properties:?}"
     );
-}
-
-#[test]
-fn groups_with_long_names_consume_and_their_retries_go_to_clients_that_can_read_them() {
-    let (running, _dir) = broker(&LEVELS);
-    let mut talk = Talk::to(running.address("broker"));
-    let group = "g".repeat(248);
-    let sent = talk.send_message("Orders", 0, "", b"bad");
-    let at = saturnmq_storage::format::message_id::MessageId::parse(&sent.ext["msgId"])
-        .expect("an id")
-        .1
-        .to_string();
-    let queue = [
-        ("topic", "Orders"),
-        ("queueId", "0"),
-        ("consumerGroup", &*group),
-    ];
-    let commit = [&queue[..], &[("commitOffset", "1")]].concat();
-    assert_eq!(talk.ask(15, &commit, b"").code, 0);
-    assert_eq!(talk.ask(14, &queue, b"").number("offset"), 1);
-    let fields = [
-        ("offset", &*at),
-        ("group", &*group),
-        ("delayLevel", "0"),
-        ("originTopic", "Orders"),
-    ];
-    let refused = talk.ask(36, &fields, b"");
-    assert_eq!(refused.code, 1, "{refused:?}");
-    assert!(refused.remark.starts_with("MESSAGE_ILLEGAL"), "{refused:?}");
-    talk.version = 479;
-    let answer = talk.ask(36, &fields, b"");
-    assert_eq!(answer.code, 0, "{answer:?}");
-    let retry = format!("%RETRY%{group}");
-    let (_, (_, body, _)) = next(&mut talk, &Pull::of(&retry, 0));
-    assert_eq!(body, b"bad");
 }
 
 #[test]
