@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use winnow::ascii::{digit0, digit1};
-use winnow::combinator::{alt, delimited, opt, repeat};
+use winnow::combinator::{alt, cond, delimited, fail, opt, repeat};
 use winnow::error::{ContextError, ErrMode};
 use winnow::prelude::*;
 use winnow::stream::{LocatingSlice, Location};
@@ -81,7 +81,8 @@ pub fn tokens(text: &str) -> Result<Vec<Token<'_>>, SelectorError> {
     let mut tokens = Vec::new();
     loop {
         // Blanks and comments cannot fail: there may be none.
-        let _: Lexed<()> = skipped.parse_next(&mut input);
+        let after_value = tokens.last().is_some_and(ends_a_value);
+        let _: Lexed<()> = skipped(after_value, &mut input);
         let start = input.current_token_start();
         if input.is_empty() {
             tokens.push(Token {
@@ -114,23 +115,60 @@ pub fn shown(piece: &str) -> String {
     format!("\"{visible}\"")
 }
 
-/// A syntax error at a byte of the expression.
+/// A syntax error at a byte of the expression, at its end if that is its length.
 pub fn syntax_error(text: &str, at: usize, found: String, expected: &'static str) -> SelectorError {
-    let before = &text[..at];
-    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let (line, column) = place(text, at);
     SelectorError::Syntax {
         found,
-        line: before.matches('\n').count() + 1,
-        column: before[line_start..].chars().count() + 1,
+        line,
+        column,
         expected,
     }
 }
 
-fn skipped(input: &mut Input<'_>) -> Lexed<()> {
+/// Line and column of a byte as Apache's parser counts them: `\n`, `\r` and `\r\n` end lines and
+/// belong to them, tabs go on to every eighth column, the end stands on the last character.
+fn place(text: &str, at: usize) -> (usize, usize) {
+    const TAB: usize = 8;
+    let (mut line, mut column, mut before) = (1, 0, ' ');
+    if text.is_empty() {
+        return (0, 0);
+    }
+    for (byte, char) in text.char_indices() {
+        if before == '\n' || (before == '\r' && char != '\n') {
+            (line, column) = (line + 1, 0);
+        }
+        column = match char {
+            '\t' => column + TAB - column % TAB,
+            _ => column + 1,
+        };
+        before = char;
+        if byte >= at {
+            break;
+        }
+    }
+    (line, column)
+}
+
+/// Whether an operator or the end follows a token: no `-` of a number can.
+fn ends_a_value(token: &Token<'_>) -> bool {
+    match token.kind {
+        Kind::Name(_) | Kind::Integer(_) | Kind::Float(_) | Kind::Text(_) => true,
+        Kind::Word(word) => matches!(word, Word::True | Word::False | Word::Null),
+        Kind::Sign(sign) => sign == ")",
+        Kind::End => false,
+    }
+}
+
+/// Blanks and comments. As with Apache, two `-` begin a comment where a line end follows, else they
+/// are signs of a number; behind a value, where no number can stand, they begin one all the same.
+fn skipped(after_value: bool, input: &mut Input<'_>) -> Lexed<()> {
     let blank = take_while(1.., (' ', '\t', '\n', '\r', '\u{c}')).void();
-    let line = ("--", take_while(0.., |c| c != '\n' && c != '\r')).void();
+    let text = || take_while(0.., |c| c != '\n' && c != '\r');
+    let line = ("--", text(), one_of(['\n', '\r'])).void();
+    let last = ("--", text(), cond(!after_value, fail::<_, (), _>)).void();
     let block = ("/*", take_until(0.., "*/"), "*/").void();
-    repeat(0.., alt((blank, line, block))).parse_next(input)
+    repeat(0.., alt((blank, line, last, block))).parse_next(input)
 }
 
 fn token<'a>(input: &mut Input<'a>) -> Lexed<Kind<'a>> {

@@ -35,9 +35,9 @@ pub enum SelectorError {
     Syntax {
         /// What stands there.
         found: String,
-        /// Line, from 1.
+        /// Line, from 1; 0 when there is no character.
         line: usize,
-        /// Column in characters, from 1.
+        /// Column, from 1, with tabs of eight; of the end the last character's.
         column: usize,
         /// What may stand there.
         expected: &'static str,

@@ -143,6 +143,11 @@ fn tighter_operators_bind_first_and_blanks_and_comments_do_not_count() {
     unwanted("(a = 1 OR b = 2) AND c = 3", &[("a", "1")]);
     wanted("NOT a = TRUE", &[("a", "true")]);
     wanted("/* x **/ a\t=\n1 -- the end", &[("a", "1")]);
+    // Without a line end behind them they are signs.
+    wanted("a = --1", &[("a", "1")]);
+    wanted("a = ---1", &[("a", "-1")]);
+    wanted("-- all\na = 1", &[("a", "1")]);
+    unwanted("a = 1 -- x\rAND b", &[("a", "1")]);
     wanted("a=.5or a=1e3", &[("a", "1000")]);
     wanted("$_a1 = 1", &[("$_a1", "1")]);
     unwanted("A = 1", &[("a", "1")]);
@@ -157,7 +162,7 @@ fn a_wrong_expression_is_refused_with_what_stands_where() {
     for (expression, remark) in [
         (
             "a =",
-            "Encountered the end at line 1, column 4; expected a property",
+            "Encountered the end at line 1, column 3; expected a property",
         ),
         (
             "a = 1 garbage",
@@ -168,7 +173,7 @@ fn a_wrong_expression_is_refused_with_what_stands_where() {
         ("a = 'x", "Encountered \"'\" at line 1, column 5"),
         (
             "a BETWEEN 1",
-            "Encountered the end at line 1, column 12; expected AND",
+            "Encountered the end at line 1, column 11; expected AND",
         ),
         (
             "a IN ()",
@@ -180,7 +185,21 @@ fn a_wrong_expression_is_refused_with_what_stands_where() {
         ),
         ("a = 007", "Encountered \"0\" at line 1, column 6"),
         ("a LIKE 'x'", "Encountered \"LIKE\" at line 1, column 3"),
-        ("", "Encountered the end at line 1, column 1"),
+        ("", "Encountered the end at line 0, column 0"),
+        ("   ", "Encountered the end at line 1, column 3"),
+        (
+            "a\r\n= 1\r\n AND\r\n",
+            "Encountered the end at line 3, column 6",
+        ),
+        ("a\r= =", "Encountered \"=\" at line 2, column 3"),
+        ("a =\t>", "Encountered \">\" at line 1, column 9"),
+        ("a =  \t >", "Encountered \">\" at line 1, column 10"),
+        ("ab\t>", "Encountered the end at line 1, column 9"),
+        ("a = --1\n", "Encountered the end at line 1, column 8"),
+        (
+            "-- c",
+            "Expression will not result in a boolean value: (- (- c))",
+        ),
         ("1", "Expression will not result in a boolean value: 1"),
         (
             "'x' AND a",
