@@ -1,6 +1,7 @@
 //! Raw conversations with the real binary: what a client on the wire gets to see.
 
 mod apache_stores;
+mod carried;
 mod clients;
 mod delivery;
 mod light;

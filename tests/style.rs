@@ -417,9 +417,15 @@ fn the_tests_that_the_durability_page_names_exist() {
     // Every other piece between back-ticks is a name.
     let names: Vec<&str> = section.split('`').skip(1).step_by(2).collect();
     assert!(names.len() > 15, "the table was not found");
+    let stores = root().join("tests/clients/store/src/test/java/saturnmq/store");
+    let java: String = fs::read_dir(stores)
+        .unwrap()
+        .map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap())
+        .collect();
     let is_test = |name: &&str| {
         text.contains(&format!("#[test]\n    fn {name}("))
             || text.contains(&format!("#[test]\nfn {name}("))
+            || java.contains(&format!("@Test\n    void {name}("))
     };
     let missing: Vec<String> = names
         .into_iter()

@@ -4,14 +4,14 @@ use super::delivery::{LEVELS, next};
 use super::*;
 
 /// A broker with one message, and where that stands in the log.
-fn one_message(talk: &mut Talk) -> String {
+pub(super) fn one_message(talk: &mut Talk) -> String {
     let sent = talk.send_message("Orders", 0, "", b"bad");
     let id = saturnmq_storage::format::message_id::MessageId::parse(&sent.ext["msgId"]);
     id.expect("an id").1.to_string()
 }
 
 /// Sends that message back for a group.
-fn back(talk: &mut Talk, at: &str, group: &str, level: &str) -> Arrived {
+pub(super) fn back(talk: &mut Talk, at: &str, group: &str, level: &str) -> Arrived {
     let fields = [
         ("offset", at),
         ("group", group),
