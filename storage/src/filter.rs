@@ -12,7 +12,7 @@ pub const MAX_EXPRESSION: usize = 32 * 1024;
 /// A subscription expression that is not taken.
 #[derive(Clone, Debug, Error, Eq, PartialEq)]
 pub enum TagExpressionError {
-    /// It names no tag at all.
+    /// It is bars alone.
     #[error("subString split error")]
     NoTag,
     /// It is longer than [`MAX_EXPRESSION`].
@@ -37,21 +37,16 @@ impl TagFilter {
     /// Reads an expression like `a || b`; nothing and `*` mean all messages.
     ///
     /// # Errors
-    /// The expression names no tag, or is longer than [`MAX_EXPRESSION`].
+    /// The expression is bars alone, or is longer than [`MAX_EXPRESSION`].
     pub fn parse(expression: Option<&str>) -> Result<Self, TagExpressionError> {
         match expression {
             None | Some("" | "*") => Ok(Self::All),
             Some(text) if text.len() > MAX_EXPRESSION => {
                 Err(TagExpressionError::TooLong { length: text.len() })
             }
-            Some(text) => {
-                let codes: Vec<i32> = tags(text).map(java_hash).collect();
-                if codes.is_empty() {
-                    Err(TagExpressionError::NoTag)
-                } else {
-                    Ok(Self::from_codes(codes))
-                }
-            }
+            // Java's `split` gives nothing. Blanks are a tag that is left out: none matches.
+            Some(text) if text.split("||").all(str::is_empty) => Err(TagExpressionError::NoTag),
+            Some(text) => Ok(Self::from_codes(tags(text).map(java_hash))),
         }
     }
 
@@ -116,10 +111,14 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_without_a_tag_is_an_error() {
-        for text in ["||", " || ", " "] {
+    fn bars_alone_are_an_error_and_blanks_match_nothing() {
+        for text in ["||", "||||"] {
             let error = TagFilter::parse(Some(text)).unwrap_err();
             assert_eq!(error.to_string(), "subString split error");
+        }
+        for text in [" || ", " ", "\t", "|| ||"] {
+            assert!(!parse(text).matches(0), "{text:?}");
+            assert!(!parse(text).matches(tags_code(b" ")), "{text:?}");
         }
     }
 

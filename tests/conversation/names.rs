@@ -1,4 +1,4 @@
-//! Names of groups and kinds of topics that Apache's brokers serve at their edges.
+//! Names of groups, kinds of topics and subscriptions that Apache's brokers serve at their edges.
 
 use super::delivery::{LEVELS, next};
 use super::*;
@@ -167,4 +167,26 @@ fn topics_of_type_mixed_are_made_for_tools_of_releases_that_make_them() {
     assert_eq!(make(433, "Mixed", "4", mixed), 0, "5.1.0");
     assert_eq!(make(441, "Other", "4", mixed), 29, "5.1.4");
     assert_eq!(make(401, "Mixed", "8", ""), 0, "4.9.7 alters what it knows");
+}
+
+#[test]
+fn blanks_in_the_place_of_tags_match_nothing_and_bars_alone_are_refused() {
+    let (running, _dir) = broker(&[]);
+    let mut talk = Talk::to(running.address("broker"));
+    talk.send_message("T", 0, "", b"no tag");
+    talk.send_message("T", 0, "TAGS\u{1}a\u{2}", b"tag");
+    for (tags, code) in [
+        (" ", 20),
+        (" || ", 20),
+        ("|| ||", 20),
+        ("||", 23),
+        (" ||a", 0),
+    ] {
+        let pull = Pull {
+            tags,
+            ..Pull::of("T", 0)
+        };
+        let answer = talk.pull(&pull);
+        assert_eq!(answer.code, code, "{tags:?}: {answer:?}");
+    }
 }

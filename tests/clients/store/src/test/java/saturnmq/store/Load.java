@@ -75,8 +75,22 @@ final class Load {
             failing(producer, round);
             transactions(round, 2);
             resume(WORKERS);
+            settings();
         } finally {
             producer.shutdown();
+        }
+    }
+
+    /** A topic and a group that are not as they come; snapshots hold them. */
+    private void settings() throws Exception {
+        String group = "{\"groupName\":\"settings\",\"consumeEnable\":false,"
+            + "\"consumeBroadcastEnable\":false,\"retryQueueNums\":3,\"retryMaxTimes\":7}";
+        try (Wire wire = new Wire(server)) {
+            assertEquals(0, wire.ask(Wire.UPDATE_TOPIC, "topic", "Settings", "defaultTopic",
+                "TBW102", "readQueueNums", 3, "writeQueueNums", 2, "perm", 4, "topicFilterType",
+                "SINGLE_TAG", "topicSysFlag", 0, "order", true).getCode());
+            assertEquals(0, wire.askWith(group.getBytes(StandardCharsets.UTF_8),
+                Wire.UPDATE_GROUP).getCode());
         }
     }
 

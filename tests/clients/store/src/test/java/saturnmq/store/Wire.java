@@ -26,6 +26,7 @@ final class Wire implements AutoCloseable {
     static final int DELAY_OFFSETS = 45;
     static final int TIMER_CHECK = 60;
     static final int TIMER_NUMBERS = 61;
+    static final int UPDATE_GROUP = 200;
     static final int GROUPS = 201;
     static final int CONSUMERS_OF = 203;
     static final int PRODUCERS_OF = 204;
