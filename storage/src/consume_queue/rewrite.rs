@@ -27,7 +27,9 @@ impl ConsumeQueue {
         }
         let files = self.files.load_full();
         let reachable = offset >= files.first() && offset - self.max_offset() <= GAP_MAX;
-        if files.list.is_empty() || !reachable {
+        // A crash can leave a file without an entry: blank ones before the first are no beginning.
+        let bare = self.max_offset() == files.first() && offset > files.first();
+        if files.list.is_empty() || bare || !reachable {
             self.drop_files(&mut unsynced)?;
             self.begin_at(position, &mut unsynced)?;
         }

@@ -165,3 +165,10 @@ fn a_kill_after_a_failed_sync_ends_the_log_before_what_it_lost() {
         assert_eq!(run_one(seed, None, false).broken, None, "seed {seed}");
     }
 }
+
+/// All records of a queue had expired, and a cut emptied the file that the next one had begun: the
+/// queue showed offsets before its first record, blank entries, as its beginning.
+#[test]
+fn a_queue_whose_only_file_a_cut_emptied_begins_with_its_first_record() {
+    assert_eq!(run_one(3_001_531, None, false).broken, None);
+}
