@@ -76,7 +76,7 @@ impl StoreLock {
         {
             return Err(locked(root, Some(std::process::id() as i32)));
         }
-        let directory = lock_directory(root, || locked(root, holder_of(&path)))?;
+        let directory = lock_directory(root, PATIENCE, || locked(root, holder_of(&path)))?;
         let mut file = open_lock_file(&path)?;
         let details = file.metadata().map_err(FileError::at("look at", &path))?;
         let identity = (details.dev(), details.ino());
@@ -112,7 +112,7 @@ impl StoreLock {
 
     /// Takes the log's directory as well, which must exist; fails at once if a store has it.
     pub fn take_log(&mut self, log: &Path) -> Result<(), OpenError> {
-        self.log = Some(lock_directory(log, || log_locked(log, None))?);
+        self.log = Some(lock_directory(log, PATIENCE, || log_locked(log, None))?);
         Ok(())
     }
 }
@@ -201,14 +201,19 @@ fn open_lock_file(path: &Path) -> Result<File, OpenError> {
 }
 
 /// A directory of the store, locked against other processes of ours whatever becomes of the file
-/// `lock`; `taken` says that it is. Filesystems that lock no directories do without.
-fn lock_directory(root: &Path, taken: impl FnOnce() -> OpenError) -> Result<File, OpenError> {
+/// `lock`; `taken` says that it is, and is for longer than `patience`. Filesystems that lock no
+/// directories do without.
+fn lock_directory(
+    root: &Path,
+    patience: Duration,
+    taken: impl FnOnce() -> OpenError,
+) -> Result<File, OpenError> {
     let directory = File::open(root).map_err(FileError::at("open", root))?;
     let begin = Instant::now();
     loop {
         match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => break,
-            Err(Errno::WOULDBLOCK) if begin.elapsed() < PATIENCE => {
+            Err(Errno::WOULDBLOCK) if begin.elapsed() < patience => {
                 std::thread::sleep(LOCK_AGAIN);
             }
             Err(Errno::WOULDBLOCK) => return Err(taken()),
@@ -289,11 +294,19 @@ mod tests {
     #[test]
     fn whoever_lets_go_of_a_directory_a_moment_later_does_not_refuse_a_start() {
         let dir = tempfile::tempdir().expect("temporary directory");
+        let dir = &dir;
         let inherited = File::open(dir.path()).expect("the directory");
         rustix::fs::flock(&inherited, FlockOperation::NonBlockingLockExclusive).expect("free");
+        let taken = || OpenError::Recovery("taken".to_owned());
+        let refused = lock_directory(dir.path(), Duration::ZERO, taken);
+        assert!(refused.is_err(), "nobody let go of it");
         std::thread::scope(|scope| {
-            let start = scope.spawn(|| StoreLock::take(dir.path()));
-            std::thread::sleep(LOCK_AGAIN);
+            // Far more than letting go takes on a machine that stands still for a while.
+            let patience = Duration::from_secs(600);
+            let taken = || unreachable!("it is let go of");
+            let start = scope.spawn(move || lock_directory(dir.path(), patience, taken));
+            // So that it finds the lock taken at first; it may be longer without harm.
+            std::thread::sleep(3 * LOCK_AGAIN);
             drop(inherited);
             start.join().expect("no panic").expect("free again");
         });

@@ -162,7 +162,9 @@ impl Failure {
         let named = path.contains("/commitlog/") || path.starts_with("commitlog/");
         // Of a short write the kernel makes the rest through the page cache: nobody sees it.
         let felt = self.damage != Damage::Short;
-        named && felt && matches!(self.operation, Operation::Write | Operation::Sync)
+        // A file without a name holds nothing yet: another is prepared, and sends go on with it.
+        let passes = !self.lasting && path.ends_with("(unnamed)");
+        named && felt && !passes && matches!(self.operation, Operation::Write | Operation::Sync)
     }
 
     /// Whether messages can still be read from such a disk.
@@ -244,5 +246,21 @@ pub fn life(number: u32, random: &mut fastrand::Rng) -> Life {
         unnamed: number % 4 != 1,
         sync_pause: Duration::from_micros([0, 200, 1500][random.usize(..3)]),
         settings,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_file_that_can_hold_records_must_end_the_writing_when_it_fails_once() {
+        let failures = BLOWS.iter().filter_map(|blow| blow.failure);
+        for failure in failures.filter(|failure| failure.operation == Operation::Sync) {
+            assert!(failure.must_refuse("store/commitlog/00000000000000000000"));
+            let unnamed = failure.must_refuse("store/commitlog/(unnamed)");
+            assert_eq!(unnamed, failure.lasting);
+            assert!(!failure.must_refuse("store/consumequeue/T/0/00000000000000000000"));
+        }
     }
 }
