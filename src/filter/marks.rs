@@ -24,7 +24,7 @@ use super::bloom::Shape;
 const WORK_MAX: usize = 1 << 20;
 
 /// Most memory of all selectors, in bytes; groups beyond look at every record.
-const BYTES_MAX: usize = 64 << 20;
+pub(super) const BYTES_MAX: usize = 64 << 20;
 
 /// A group's selector for a topic.
 struct Marked {
@@ -109,9 +109,11 @@ impl Marks {
     }
 
     /// Takes selectors in place of those that their groups have for their topics, as far as there
-    /// is room, and sets the times of their births: those wanted, or later.
-    pub fn set(&self, selectors: &mut [Selecting<'_>]) {
+    /// is room, and sets the times of their births: those wanted, or later. Says of each whether
+    /// units know of it from then on.
+    pub fn set(&self, selectors: &mut [Selecting<'_>]) -> Vec<bool> {
         let marked = self.insert(selectors);
+        let taken = marked.iter().map(Option::is_some).collect();
         // The dispatcher knows them from here on.
         fence(Ordering::SeqCst);
         let latest = self.latest.load(Ordering::SeqCst);
@@ -121,15 +123,18 @@ impl Marks {
                 marked.born.store(selector.born, Ordering::SeqCst);
             }
         }
+        taken
     }
 
     /// As [`Marks::set`] for selectors of a former run, which are as old as they say.
-    pub fn load(&self, selectors: &[Selecting<'_>]) {
-        for (selector, marked) in selectors.iter().zip(self.insert(selectors)) {
+    pub fn load(&self, selectors: &[Selecting<'_>]) -> Vec<bool> {
+        let marked = self.insert(selectors);
+        for (selector, marked) in selectors.iter().zip(&marked) {
             if let Some(marked) = marked {
                 marked.born.store(selector.born, Ordering::SeqCst);
             }
         }
+        marked.iter().map(Option::is_some).collect()
     }
 
     /// One new table for all of them: each is a copy of what was there.
@@ -153,6 +158,16 @@ impl Marks {
         let bytes = topics.values().flat_map(|list| list.iter());
         let bytes = bytes.map(|one| one.bytes()).sum();
         self.table.store(Arc::new(Table { topics, bytes }));
+    }
+
+    /// Whether units know of no selector.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.table
+            .load()
+            .topics
+            .values()
+            .all(|list| list.is_empty())
     }
 
     /// What units tell of a group's expression for a topic; `None` if nothing.

@@ -33,6 +33,10 @@ struct Filter {
     dead_time: i64,
     expression: String,
     expression_type: String,
+    /// Units do not know of it, for lack of room. It is not written down: a start that has room
+    /// would believe that they did since its birth.
+    #[serde(skip)]
+    unmarked: bool,
 }
 
 impl Filter {
@@ -109,6 +113,18 @@ impl Table {
             self.groups.insert(Arc::from(group), Arc::new(filters));
         }
         true
+    }
+
+    /// Lets the dispatcher know of all, as of a former run.
+    fn load_marks(&mut self, marks: &Marks) {
+        let selectors = self.groups.iter();
+        let selectors = selectors.flat_map(|(group, filters)| selecting(group, filters));
+        let mut marked = marks.load(&selectors.collect::<Vec<_>>()).into_iter();
+        for filters in self.groups.values_mut() {
+            for filter in Arc::make_mut(filters).values_mut() {
+                filter.unmarked = !marked.next().unwrap_or(false);
+            }
+        }
     }
 
     /// Forgets the filters for which `is_kept` is false.
@@ -211,15 +227,14 @@ impl RegisteredFilters {
             }
         }
         let marks = settings.marks.then(|| Arc::new(Marks::new(shape)));
-        if let Some(marks) = &marks {
-            let selectors = groups.iter().flat_map(|(group, of)| selecting(group, of));
-            marks.load(&selectors.collect::<Vec<_>>());
-        }
         let mut table = Table::default();
         for (group, filters) in groups {
             if !table.replace(&group, filters) {
                 tracing::warn!(%group, "consumerFilter.json: more filters than are kept, left out");
             }
+        }
+        if let Some(marks) = &marks {
+            table.load_marks(marks);
         }
         Ok(Self {
             table: Mutex::new(table),
@@ -291,25 +306,33 @@ impl RegisteredFilters {
         if filters == *known {
             return;
         }
-        self.mark(group, &known, &mut filters);
-        if !table.replace(group, filters.clone()) {
+        let mut entered = table.replace(group, filters.clone());
+        let before = table.filters;
+        if !entered {
             // Those that nobody uses make room.
-            let before = table.filters;
             table.retain(|filter| !filter.is_dead());
-            if table.filters < before {
-                self.unmark(&table);
-            }
-            if !table.replace(group, filters) {
-                tracing::debug!(group, "filters not written down: there are too many");
-                return;
-            }
+            entered = table.replace(group, filters);
         }
-        self.persist.changed(File::ConsumerFilters);
+        if entered || table.filters < before {
+            self.persist.changed(File::ConsumerFilters);
+        }
+        if table.filters < before {
+            self.unmark(&table);
+        }
+        if !entered {
+            tracing::debug!(group, "filters not written down: there are too many");
+            return;
+        }
+        // Only what the table holds, so that it is forgotten with it.
+        self.mark(group, &known, &mut table);
     }
 
-    /// Lets the dispatcher know of selectors that are new.
-    fn mark(&self, group: &str, known: &Filters, filters: &mut Filters) {
-        let Some(marks) = &self.marks else { return };
+    /// Lets the dispatcher know of selectors of the group that are new.
+    fn mark(&self, group: &str, known: &Filters, table: &mut Table) {
+        let (Some(marks), Some(filters)) = (&self.marks, table.groups.get_mut(group)) else {
+            return;
+        };
+        let filters = Arc::make_mut(filters);
         let is_new = |topic: &str, filter: &Filter| {
             let before = known.get(topic);
             before.is_none_or(|before| before.expression != filter.expression)
@@ -321,14 +344,15 @@ impl RegisteredFilters {
                     .is_some_and(|filter| is_new(new.topic, filter))
             })
             .collect();
-        marks.set(&mut new);
-        let born: Vec<_> = new
+        let marked = marks.set(&mut new);
+        let told: Vec<_> = new
             .iter()
-            .map(|new| (Arc::<str>::from(new.topic), new.born))
+            .zip(marked)
+            .map(|(new, marked)| (Arc::<str>::from(new.topic), new.born, marked))
             .collect();
-        for (topic, born) in born {
+        for (topic, born, marked) in told {
             if let Some(filter) = filters.get_mut(&topic) {
-                filter.born_time = born;
+                (filter.born_time, filter.unmarked) = (born, !marked);
             }
         }
     }
@@ -376,7 +400,7 @@ impl RegisteredFilters {
         }
         let mut by_topic: BTreeMap<&str, Vec<(&str, &Filter)>> = BTreeMap::new();
         for (group, filters) in &groups {
-            for (topic, filter) in filters.iter() {
+            for (topic, filter) in filters.iter().filter(|(_, filter)| !filter.unmarked) {
                 by_topic.entry(topic).or_default().push((group, filter));
             }
         }
@@ -420,6 +444,7 @@ fn fresh(subscription: &Registration<'_>, now_ms: i64) -> Filter {
         dead_time: 0,
         expression: subscription.expression.to_owned(),
         expression_type: subscription.kind.to_owned(),
+        unmarked: false,
     }
 }
 
@@ -482,10 +507,14 @@ mod tests {
     const KEPT_MS: i64 = 86_400_000;
 
     fn open(root: &std::path::Path, now_ms: i64) -> RegisteredFilters {
+        open_with(root, now_ms, false)
+    }
+
+    fn open_with(root: &std::path::Path, now_ms: i64, marks: bool) -> RegisteredFilters {
         let settings = FilterSettings {
             error_percent: 20,
             expected_groups: 32,
-            marks: false,
+            marks,
             kept_ms: KEPT_MS,
         };
         RegisteredFilters::load(Arc::new(Persist::new(root)), &settings, now_ms).unwrap()
@@ -584,5 +613,97 @@ mod tests {
         filters.text(4 + KEPT_MS);
         let table = filters.table();
         assert_eq!((table.filters, table.bytes), (0, 0));
+    }
+
+    /// Registers one expression for one topic.
+    fn register(filters: &RegisteredFilters, group: &str, topic: &str, expression: &str, now: i64) {
+        let one = Registration {
+            topic,
+            kind: SQL92,
+            expression,
+            version: 1,
+        };
+        filters.register(group, &[one], now);
+    }
+
+    /// What a start finds that comes after a stop.
+    fn started(filters: &RegisteredFilters, root: &std::path::Path, now: i64) -> RegisteredFilters {
+        let path = filters.persist.path(File::ConsumerFilters);
+        crate::persist::replace_file(&path, filters.text(now).unwrap().as_bytes()).unwrap();
+        open_with(root, now, true)
+    }
+
+    #[test]
+    fn a_selector_that_units_do_not_know_is_not_believed_at_a_start_that_has_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let filters = open_with(dir.path(), 0, true);
+        register(&filters, "b", "T", "b = 1", 10);
+        // They take all the room that is left, to the byte.
+        let mut room = super::super::marks::BYTES_MAX / 64 - (4 + "b = 1".len());
+        let mut others = Vec::new();
+        while room > 0 {
+            let part = if room > 60_000 {
+                30_000
+            } else {
+                room.div_ceil(room / 30_001 + 1)
+            };
+            let text = "x".repeat(part - 4 - "a = ''".len());
+            others.push((format!("T{}", others.len()), format!("a = '{text}'")));
+            room -= part;
+        }
+        let of_z: Vec<_> = others
+            .iter()
+            .map(|(topic, expression)| Registration {
+                topic,
+                kind: SQL92,
+                expression,
+                version: 1,
+            })
+            .collect();
+        let all_of_z = |filters: &RegisteredFilters| {
+            let mut all = of_z.iter();
+            all.all(|one| filters.hint("z", one.topic, one.expression).is_some())
+        };
+        filters.register("z", &of_z, 20);
+        assert!(all_of_z(&filters));
+        register(&filters, "a", "T", "a = 1", 30);
+        assert!(
+            filters.hint("a", "T", "a = 1").is_none(),
+            "there is no room"
+        );
+        let filters = started(&filters, dir.path(), 200);
+        // Units of what was stored meanwhile know nothing of it.
+        assert!(filters.hint("a", "T", "a = 1").is_none());
+        register(&filters, "a", "T", "a = 1", 210);
+        assert!(all_of_z(&filters));
+        assert!(
+            filters.hint("a", "T", "a = 1").is_none(),
+            "there is no room"
+        );
+        filters.register("z", &[], 220);
+        filters.text(220 + KEPT_MS);
+        register(&filters, "c", "T", "c = 1", 230);
+        assert!(filters.hint("c", "T", "c = 1").is_some());
+    }
+
+    #[test]
+    fn a_group_that_finds_room_because_others_are_forgotten_is_known_to_units() {
+        let dir = tempfile::tempdir().unwrap();
+        let filters = open_with(dir.path(), 0, true);
+        for group in 0..16 {
+            let room = MAX_BYTES - filters.table().bytes;
+            let own = FILTER_BYTES + 2 * (3 + 1) + SQL92.len();
+            let length = (room - own).min(4 << 20);
+            let long = format!("a = '{}'", "x".repeat(length - "a = ''".len()));
+            register(&filters, &format!("g{group:02}"), "T", &long, 1);
+        }
+        assert_eq!(filters.table().bytes, MAX_BYTES);
+        register(&filters, "new", "T", "a = 1", 2);
+        assert!(filters.hint("new", "T", "a = 1").is_none(), "it is refused");
+        assert!(filters.marks().unwrap().is_empty(), "and leaves nothing");
+        filters.unregister("g00", 3);
+        register(&filters, "new", "T", "a = 1", 4);
+        assert!(filters.table().groups.contains_key("new"));
+        assert!(filters.hint("new", "T", "a = 1").is_some());
     }
 }
