@@ -231,6 +231,12 @@ impl Group {
     pub fn ticket(&self) -> Option<Ticket> {
         self.ticket
     }
+
+    /// Whether both are of one group, before and after updates; not if it was removed and made
+    /// anew.
+    pub fn is(&self, other: &Group) -> bool {
+        self.rank == other.rank
+    }
 }
 
 /// What a look-up came to.

@@ -167,6 +167,17 @@ impl Running {
         self.child.id()
     }
 
+    /// Memory of its own that it has now, in bytes.
+    pub(crate) fn anonymous_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(path).expect("its status");
+        let line = status.lines().find(|line| line.starts_with("RssAnon:"));
+        let kib = line.and_then(|line| line.split_whitespace().nth(1));
+        kib.and_then(|kib| kib.parse::<u64>().ok())
+            .expect("RssAnon")
+            << 10
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).expect("pid");
         kill(Pid::from_raw(pid), signal).expect("signal");

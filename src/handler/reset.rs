@@ -16,6 +16,7 @@ use by_clients::by_clients;
 
 use crate::answer::{Answer, CoreMessage, Reply, ReplySlot, Request, SYSTEM_BUSY, SYSTEM_ERROR};
 use crate::broker::Broker;
+use crate::groups::Group;
 use crate::handler::stats::written;
 use crate::handler::{SUBSCRIPTION_GROUP_NOT_EXIST, TOPIC_NOT_EXIST, durably};
 use crate::services::{STEP, ServiceContext};
@@ -23,7 +24,7 @@ use crate::topics::Topic;
 
 /// What is to be moved where.
 struct Wanted {
-    group: String,
+    group: Arc<Group>,
     topic: Arc<Topic>,
     timestamp: i64,
     /// One queue, or all.
@@ -43,15 +44,13 @@ pub fn reset(broker: &Broker, request: &Request<'_>) -> Answer {
         return by_clients(broker, request, &asked);
     }
     let Some(topic) = broker.topics.get(asked.topic) else {
-        let remark = format!("Topic {} does not exist", asked.topic);
-        return Reply::error(TOPIC_NOT_EXIST, remark).into();
+        return no_topic(asked.topic).into();
     };
-    if broker.groups.get(asked.group).is_none() {
-        let remark = format!("Group {} does not exist", asked.group);
-        return Reply::error(SUBSCRIPTION_GROUP_NOT_EXIST, remark).into();
-    }
+    let Some(group) = broker.groups.get(asked.group) else {
+        return no_group(asked.group).into();
+    };
     let wanted = Wanted {
-        group: asked.group.to_owned(),
+        group,
         topic,
         timestamp: asked.timestamp,
         queue_id: asked.queue_id.filter(|id| *id >= 0),
@@ -74,7 +73,34 @@ pub fn reset(broker: &Broker, request: &Request<'_>) -> Answer {
     }))
 }
 
+fn no_topic(name: &str) -> Reply {
+    Reply::error(TOPIC_NOT_EXIST, format!("Topic {name} does not exist"))
+}
+
+fn no_group(name: &str) -> Reply {
+    Reply::error(
+        SUBSCRIPTION_GROUP_NOT_EXIST,
+        format!("Group {name} does not exist"),
+    )
+}
+
 impl Wanted {
+    /// Whether there still are the topic and the group that were asked for: others are served
+    /// between two turns.
+    fn check(&self, broker: &Broker) -> Result<(), Reply> {
+        let name = &self.topic.config.name;
+        let topic = broker.topics.get(name);
+        if !topic.is_some_and(|topic| topic.is(&self.topic)) {
+            return Err(no_topic(name));
+        }
+        let name = &self.group.config.name;
+        let group = broker.groups.get(name);
+        match group.is_some_and(|group| group.is(&self.group)) {
+            true => Ok(()),
+            false => Err(no_group(name)),
+        }
+    }
+
     fn queues(&self) -> Result<Range<i32>, Reply> {
         let queues = self.topic.config.read_queues;
         match self.queue_id {
@@ -102,6 +128,9 @@ struct Moving {
 impl Moving {
     fn go_on(mut self, services: &mut ServiceContext, slot: ReplySlot) {
         let began = Instant::now();
+        if let Err(reply) = self.wanted.check(&services.broker) {
+            return services.reply(slot, reply);
+        }
         loop {
             match self.step(services) {
                 Ok(true) if began.elapsed() >= STEP => {
@@ -137,7 +166,8 @@ impl Moving {
             return Ok(false);
         };
         let (topic, offsets) = (&self.wanted.topic.config.name, &services.broker.offsets);
-        if !offsets.assign_reset(&self.wanted.group, topic, queue_id, offset) {
+        let group = &self.wanted.group.config.name;
+        if !offsets.assign_reset(group, topic, queue_id, offset) {
             return Err(Reply::error(
                 SYSTEM_BUSY,
                 "the offset table is full: remove groups or topics that nobody uses",

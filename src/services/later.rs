@@ -9,6 +9,9 @@ use crate::answer::{Reply, ReplySlot, WorkJob};
 
 /// How long a job works before the others that wait get their turn.
 pub(crate) const STEP: Duration = Duration::from_millis(5);
+/// Jobs that go on at a time: each keeps what it has gathered. No more are begun meanwhile, so that
+/// their queue fills and more are refused.
+const GOING_ON_MAX: usize = 16;
 /// Jobs of a kind run between two looks at results and deliveries.
 const JOBS_PER_ROUND: usize = 32;
 /// After that time no more are begun before the next look: some take a few milliseconds each.
@@ -16,7 +19,7 @@ const ROUND: Duration = Duration::from_millis(10);
 
 impl ServiceContext {
     /// Goes on with `job` when those that wait have had their turn. What is held for the request
-    /// stays so, which bounds how many there can be.
+    /// stays so.
     pub(crate) fn go_on_later(&mut self, slot: ReplySlot, job: WorkJob) {
         let job = Job {
             held: self.held.take(),
@@ -40,6 +43,9 @@ impl Services {
     fn early_jobs(&mut self, began: Instant) -> bool {
         let dispatched = self.context.broker.store.watermarks().dispatched();
         for _ in 0..JOBS_PER_ROUND {
+            if self.begins_none() {
+                return false;
+            }
             match self.early.next(dispatched, began) {
                 Some(Due::Readable(job)) => self.job(job),
                 Some(Due::Late(job)) if job.needs_newest => {
@@ -58,7 +64,7 @@ impl Services {
     fn new_jobs(&mut self, began: Instant) -> bool {
         let dispatched = self.context.broker.store.watermarks().dispatched();
         for _ in 0..JOBS_PER_ROUND {
-            if self.early.is_full() {
+            if self.early.is_full() || self.begins_none() {
                 return false;
             }
             let Ok(job) = self.inbox.jobs.try_recv() else {
@@ -74,6 +80,10 @@ impl Services {
             }
         }
         true
+    }
+
+    fn begins_none(&self) -> bool {
+        self.context.going_on.len() >= GOING_ON_MAX
     }
 
     /// Those that go on, each at most once.

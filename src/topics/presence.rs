@@ -1,6 +1,13 @@
 //! What is done about a name while it has a topic, or has none.
 
-use super::{TopicConfig, Topics};
+use super::{Topic, TopicConfig, Topics};
+
+impl Topic {
+    /// Whether both are of one topic, updates aside; not if it was removed and made anew.
+    pub fn is(&self, other: &Topic) -> bool {
+        self.rank == other.rank
+    }
+}
 
 impl Topics {
     /// Runs `work` if there is no topic of that name, and none is made meanwhile: whoever would

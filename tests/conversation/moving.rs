@@ -236,17 +236,21 @@ fn a_broker_that_stops_gracefully_tells_newer_clients_to_go() {
     running.insist();
 }
 
-/// What is asked for behind it is answered first, and nothing is made of queues without a message.
-#[test]
-fn a_group_is_moved_in_very_many_queues_while_others_are_served() {
-    const QUEUES: &str = "65536";
-    let (running, _dir) = broker(&["--cores", "1"]);
-    let mut talk = Talk::to(running.address("broker"));
+/// Moves a group to the end of all queues of a topic.
+const TO_THE_ENDS: [(&str, &str); 4] = [
+    ("topic", "Wide"),
+    ("group", "g"),
+    ("timestamp", "-1"),
+    ("isForce", "true"),
+];
+
+/// Makes a topic of so many queues, and a group.
+fn wide(talk: &mut Talk, queues: &str) {
     let topic = [
         ("topic", "Wide"),
         ("defaultTopic", "TBW102"),
-        ("readQueueNums", QUEUES),
-        ("writeQueueNums", QUEUES),
+        ("readQueueNums", queues),
+        ("writeQueueNums", queues),
         ("perm", "6"),
         ("topicFilterType", "SINGLE_TAG"),
         ("order", "false"),
@@ -254,13 +258,16 @@ fn a_group_is_moved_in_very_many_queues_while_others_are_served() {
     assert_eq!(talk.ask(17, &topic, b"").code, 0);
     let group = serde_json::json!({"groupName": "g"}).to_string();
     assert_eq!(talk.ask(200, &[], group.as_bytes()).code, 0);
-    let fields = [
-        ("topic", "Wide"),
-        ("group", "g"),
-        ("timestamp", "-1"),
-        ("isForce", "true"),
-    ];
-    let moved = talk.request(222, &fields, b"");
+}
+
+/// What is asked for behind it is answered first, and nothing is made of queues without a message.
+#[test]
+fn a_group_is_moved_in_very_many_queues_while_others_are_served() {
+    const QUEUES: &str = "65536";
+    let (running, _dir) = broker(&["--cores", "1"]);
+    let mut talk = Talk::to(running.address("broker"));
+    wide(&mut talk, QUEUES);
+    let moved = talk.request(222, &TO_THE_ENDS, b"");
     let behind = talk.request(201, &[], b"");
     let first = talk.frame(Instant::now() + PATIENCE).expect("an answer");
     assert_eq!(first.opaque, behind);
@@ -269,4 +276,40 @@ fn a_group_is_moved_in_very_many_queues_while_others_are_served() {
     // One brace for each queue, and two for what holds them.
     let braces = moved.body.iter().filter(|byte| **byte == b'}').count();
     assert_eq!((braces - 2).to_string(), QUEUES);
+}
+
+#[test]
+fn a_group_is_not_moved_in_a_topic_that_was_made_anew_meanwhile() {
+    let (running, _dir) = broker(&["--cores", "1"]);
+    let mut talk = Talk::to(running.address("broker"));
+    wide(&mut talk, "65536");
+    for _ in 0..3 {
+        talk.send_message("Wide", 0, "", b"old");
+    }
+    let moved = talk.request(222, &TO_THE_ENDS, b"");
+    assert_eq!(talk.ask(215, &[("topic", "Wide")], b"").code, 0);
+    wide(&mut talk, "4");
+    let moved = talk.answer(moved);
+    assert!([0, 17].contains(&moved.code), "{moved:?}");
+    let progress = [("consumerGroup", "g"), ("topic", "Wide"), ("queueId", "0")];
+    let found = talk.ask(14, &progress, b"");
+    assert_ne!(found.ext.get("offset").map(String::as_str), Some("3"));
+}
+
+/// Each keeps the targets that it has found: so few are under way that the memory is bounded.
+#[test]
+fn moves_that_wait_for_their_turn_keep_nothing_yet() {
+    const QUEUES: &str = "16384";
+    const MOVES: usize = 200;
+    let (running, _dir) = broker(&["--cores", "1"]);
+    let mut talk = Talk::to(running.address("broker"));
+    wide(&mut talk, QUEUES);
+    let before = running.anonymous_bytes();
+    let asked: Vec<i32> = (0..MOVES)
+        .map(|_| talk.request(222, &TO_THE_ENDS, b""))
+        .collect();
+    let first = talk.frame(Instant::now() + PATIENCE).expect("an answer");
+    assert!(asked.contains(&first.opaque));
+    let grown = running.anonymous_bytes().saturating_sub(before) >> 20;
+    assert!(grown < 30, "{MOVES} moves take {grown} MiB");
 }
