@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use winnow::ascii::{digit0, digit1};
-use winnow::combinator::{alt, cond, delimited, fail, opt, repeat};
+use winnow::combinator::{alt, cond, delimited, opt, repeat};
 use winnow::error::{ContextError, ErrMode};
 use winnow::prelude::*;
 use winnow::stream::{LocatingSlice, Location};
@@ -79,10 +79,11 @@ type Lexed<O> = Result<O, ErrMode<ContextError>>;
 pub fn tokens(text: &str) -> Result<Vec<Token<'_>>, SelectorError> {
     let mut input = Input::new(text);
     let mut tokens = Vec::new();
+    let line_ends = text.rfind(['\n', '\r']).map_or(0, |last| last + 1);
     loop {
         // Blanks and comments cannot fail: there may be none.
         let after_value = tokens.last().is_some_and(ends_a_value);
-        let _: Lexed<()> = skipped(after_value, &mut input);
+        let _: Lexed<()> = skipped(after_value, line_ends, &mut input);
         let start = input.current_token_start();
         if input.is_empty() {
             tokens.push(Token {
@@ -160,15 +161,22 @@ fn ends_a_value(token: &Token<'_>) -> bool {
     }
 }
 
-/// Blanks and comments. As with Apache, two `-` begin a comment where a line end follows, else they
-/// are signs of a number; behind a value, where no number can stand, they begin one all the same.
-fn skipped(after_value: bool, input: &mut Input<'_>) -> Lexed<()> {
+/// Blanks and comments. As with Apache, two `-` begin a comment where a line end follows (before the
+/// byte `line_ends`), else they are signs of a number; behind a value, where no number can stand,
+/// they begin one all the same.
+fn skipped(after_value: bool, line_ends: usize, input: &mut Input<'_>) -> Lexed<()> {
     let blank = take_while(1.., (' ', '\t', '\n', '\r', '\u{c}')).void();
-    let text = || take_while(0.., |c| c != '\n' && c != '\r');
-    let line = ("--", text(), one_of(['\n', '\r'])).void();
-    let last = ("--", text(), cond(!after_value, fail::<_, (), _>)).void();
+    // Whether a line end follows is known beforehand: each `-` of thousands would look for it.
+    let line = |input: &mut Input<'_>| -> Lexed<()> {
+        let begins = after_value || input.current_token_start() < line_ends;
+        let text = take_while(0.., |c| c != '\n' && c != '\r');
+        let comment = ("--", text, opt(one_of(['\n', '\r']))).void();
+        cond(begins, comment)
+            .verify_map(|read| read)
+            .parse_next(input)
+    };
     let block = ("/*", take_until(0.., "*/"), "*/").void();
-    repeat(0.., alt((blank, line, last, block))).parse_next(input)
+    repeat(0.., alt((blank, line, block))).parse_next(input)
 }
 
 fn token<'a>(input: &mut Input<'a>) -> Lexed<Kind<'a>> {

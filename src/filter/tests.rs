@@ -316,3 +316,12 @@ fn a_text_of_many_digits_is_no_number() {
     unwanted("a > 1.0", &[("a", &digits)]);
     wanted("a > 1.0", &[("a", &digits[1..])]);
 }
+
+/// Where each looked for the end of its line they took half a minute.
+#[test]
+fn thousands_of_signs_are_refused_or_a_comment() {
+    let signs = "-".repeat(MAX_LENGTH - 16);
+    assert!(Selector::compile(&format!("a = {signs}1")).is_err());
+    wanted(&format!("a = 1 {signs}"), &[("a", "1")]);
+    wanted(&format!("{signs}\na = 1"), &[("a", "1")]);
+}
