@@ -161,9 +161,9 @@ fn ends_a_value(token: &Token<'_>) -> bool {
     }
 }
 
-/// Blanks and comments. As with Apache, two `-` begin a comment where a line end follows (before the
-/// byte `line_ends`), else they are signs of a number; behind a value, where no number can stand,
-/// they begin one all the same.
+/// Blanks and comments. As with Apache, two `-` begin a comment where a line end follows (before
+/// the byte `line_ends`), else they are signs of a number; behind a value, where no number can
+/// stand, they begin one all the same.
 fn skipped(after_value: bool, line_ends: usize, input: &mut Input<'_>) -> Lexed<()> {
     let blank = take_while(1.., (' ', '\t', '\n', '\r', '\u{c}')).void();
     // Whether a line end follows is known beforehand: each `-` of thousands would look for it.
