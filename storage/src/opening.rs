@@ -454,13 +454,16 @@ impl Opening<'_> {
         let size = self.config.commit_log_file_size;
         let mut window = LogWindow::walking(self.layout.commit_log(), size);
         let tells = !self.whole;
+        let queues = &self.queues;
         let found = scan(&mut window, &range, &mut |scanned| {
             progress.at(scanned.offset);
             if !scanned.damaged {
                 last_stored.set(scanned.record.store_timestamp());
             }
-            if tells {
-                self.tell_moved(&scanned);
+            let (record, offset) = (&scanned.record, scanned.offset);
+            rebuild.stood_at = self.seen.contradicts(record, offset, queues);
+            if let Some(stood) = rebuild.stood_at.filter(|_| tells) {
+                self.tell_moved(&scanned, &stood);
             }
             rebuild.record(scanned)
         })?;

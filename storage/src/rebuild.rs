@@ -15,19 +15,20 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::consume_queue::{ConsumeQueueError, UnitNote};
-use crate::dispatch::{Units, entry_tags_code};
+use crate::dispatch::Units;
 use crate::error::OpenError;
 use crate::format::consume_entry::ConsumeEntry;
 use crate::format::light;
 use crate::format::message::sys_flag;
 use crate::format::names::is_directory_name;
-use crate::format::properties::names;
-use crate::format::record::Record;
 use crate::index_file::Index;
 use crate::queue_table::{Queue, QueueTable};
 use crate::recovery::Scanned;
 use crate::removed_topics::RemovedTopics;
-use crate::seeded::{Fault, seeded};
+
+mod placed;
+
+pub(crate) use placed::{EntryPlace, PlacedEntry, Source, for_each_entry};
 
 /// Queue offsets from here on are damage: file names could not hold their positions.
 const QUEUE_OFFSET_END: i64 = i64::MAX / 1024;
@@ -67,6 +68,14 @@ struct Track {
     gap: Option<i64>,
     /// Queue offset after the last entry that its file had as the record has it.
     stood: Option<i64>,
+}
+
+impl Track {
+    /// Whether this queue offset is the one after the last record's.
+    fn goes_on_with(&self, queue_offset: i64) -> bool {
+        let pending = self.pending.as_ref().map(|(kept, _)| kept + 1);
+        pending.or(self.next).unwrap_or(0) == queue_offset
+    }
 }
 
 /// What a record is whose offset lies below the next one's.
@@ -111,6 +120,8 @@ pub(crate) struct Rebuild<'a> {
     pub(crate) repeats: bool,
     /// Whether the walk goes on where the disk has no room for an entry.
     pub(crate) may_lack_room: bool,
+    /// Where the entry stood that was made of the record at hand, if the record says otherwise.
+    pub(crate) stood_at: Option<EntryPlace<'a>>,
     /// Why no entries are made from some record on, once there was no room for one.
     pub(crate) lacks_room: Option<String>,
     /// By slot: the queue offset behind the last record that got no entry for that reason.
@@ -150,6 +161,7 @@ impl<'a> Rebuild<'a> {
             units: None,
             repeats: false,
             may_lack_room: false,
+            stood_at: None,
             lacks_room: None,
             unmade: HashMap::new(),
             tracks: Vec::new(),
@@ -267,7 +279,26 @@ impl<'a> Rebuild<'a> {
             return Ok(());
         }
         let note = note.filter(|_| !light::is_light(topic)).cloned();
+        // An entry can be damaged too: one that its queue has no use for says nothing against a
+        // record that goes on where it says.
+        if source == Source::Own
+            && self.stood_at.is_some()
+            && (self.is_missing_where_it_stood() || !self.track(&queue).goes_on_with(queue_offset))
+        {
+            self.misfit(topic, queue_id, queue_offset, entry);
+            return Ok(());
+        }
         self.offer(&queue, queue_offset, Noted { entry, note })
+    }
+
+    fn is_missing_where_it_stood(&mut self) -> bool {
+        let Some(stood) = self.stood_at else {
+            return false;
+        };
+        match self.table.get(stood.topic, stood.queue_id) {
+            Some(queue) => self.track(&queue).goes_on_with(stood.queue_offset),
+            None => stood.queue_offset == 0,
+        }
     }
 
     /// No later message gets the offset of one whose entry is missing.
@@ -460,7 +491,11 @@ impl<'a> Rebuild<'a> {
                 let stood =
                     files_tell && track.stood == Some(offset) && light::is_light(&queue.topic);
                 let anew = stood || known.is_some_and(|known| known.max == offset + 1);
-                if (next..=next.saturating_add(GAP_MAX)).contains(&offset) || anew {
+                let goes_on = (next..=next.saturating_add(GAP_MAX)).contains(&offset);
+                // No record goes on from it: its queue's entry is all the evidence there is.
+                let whole = self.whole && files_tell;
+                let moved = whole && next != offset && stands_at(&queue, next, entry.entry)?;
+                if (goes_on || anew) && !moved {
                     match self.commit(&queue, offset, entry) {
                         Err(error) if self.goes_on_after(&error) => {
                             self.note_unmade(&queue, offset);
@@ -486,84 +521,8 @@ impl<'a> Rebuild<'a> {
     }
 }
 
-/// A queue entry and where it belongs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PlacedEntry<'a> {
-    pub(crate) topic: &'a str,
-    pub(crate) queue_id: i32,
-    pub(crate) queue_offset: i64,
-    pub(crate) entry: ConsumeEntry,
-    pub(crate) source: Source,
-}
-
-/// Where an entry's place is from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
-    /// The record's own queue.
-    Own,
-    /// The properties of a message that enters light queues.
-    Light,
-    /// Those of a copy, which enters them at places of its own, but may have kept the first one's.
-    Copy,
-    /// Those of a message that comes again: brokers of 4.9 give it places too, elsewhere they are
-    /// the first one's.
-    ComesAgain,
-}
-
-impl Source {
-    /// That of a record's places in light queues.
-    pub(crate) fn in_light_queues(record: &Record<'_>) -> Source {
-        let is_copy = || record.properties().get_str(names::ORIGIN_MESSAGE_ID);
-        match light::enters_light_queues(record.topic()) {
-            false => Source::ComesAgain,
-            true if is_copy().is_some() => Source::Copy,
-            true => Source::Light,
-        }
-    }
-
-    /// Whether the offset may be that of another record, of which this one is a copy.
-    pub(crate) fn is_copied(self) -> bool {
-        matches!(self, Source::Copy | Source::ComesAgain)
-    }
-}
-
-/// Every queue entry of the record at `offset`: its own, and those in the light queues it was
-/// dispatched to. Only light ones: the properties are the producer's, and no producer may put
-/// entries into another topic.
-pub(crate) fn for_each_entry<E>(
-    record: &Record<'_>,
-    offset: u64,
-    delay_levels_ms: &[u64],
-    visit: &mut dyn FnMut(PlacedEntry<'_>) -> Result<(), E>,
-) -> Result<(), E> {
-    if !record.is_queued() {
-        return Ok(());
-    }
-    let entry = ConsumeEntry {
-        physical_offset: offset,
-        size: record.size(),
-        tags_code: entry_tags_code(record, delay_levels_ms),
-    };
-    visit(PlacedEntry {
-        topic: record.topic(),
-        queue_id: record.queue_id(),
-        queue_offset: record.queue_offset(),
-        entry,
-        source: Source::Own,
-    })?;
-    if seeded(Fault::NoLightEntries) {
-        return Ok(());
-    }
-    let properties = record.properties();
-    let source = Source::in_light_queues(record);
-    for (topic, queue_offset) in light::places(properties) {
-        visit(PlacedEntry {
-            topic,
-            queue_id: light::QUEUE_ID,
-            queue_offset,
-            entry,
-            source,
-        })?;
-    }
-    Ok(())
+/// Whether a record that names another place has its entry at this one.
+fn stands_at(queue: &Queue, place: i64, entry: ConsumeEntry) -> Result<bool, ConsumeQueueError> {
+    let stands = queue.entry(place)?;
+    Ok(stands.is_some_and(|stands| stands.physical_offset == entry.physical_offset))
 }

@@ -20,7 +20,7 @@ use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
 use crate::format::record::Record;
 use crate::former_run::FormerRun;
 use crate::layout::{self, LayoutError, list_fixed_files};
-use crate::rebuild::for_each_entry;
+use crate::rebuild::{EntryPlace, for_each_entry};
 use crate::side_by_side;
 
 /// Bytes of a queue file that are read at once.
@@ -54,7 +54,7 @@ struct Place {
     queue: u32,
 }
 
-/// Entries by the log offset of their record, one for each: the one of the last queue.
+/// Entries by the log offset of their record, which can have some in several queues.
 #[derive(Debug, Default)]
 struct Places {
     /// Ascending. After a crash under load there are millions, and a walk along the log asks for
@@ -67,7 +67,6 @@ struct Places {
 impl Places {
     fn of(mut places: Vec<Place>) -> Self {
         places.sort_unstable_by_key(|place| (place.log_offset, Reverse(place.queue)));
-        places.dedup_by_key(|place| place.log_offset);
         Self {
             sorted: places,
             next: AtomicUsize::new(0),
@@ -75,20 +74,26 @@ impl Places {
     }
 
     fn get(&self, log_offset: u64) -> Option<&Place> {
-        let next = self.next.load(Ordering::Relaxed);
-        let is_next = |at: &usize| {
-            let place = self.sorted.get(*at);
+        self.all(log_offset).first()
+    }
+
+    /// All entries of one record.
+    fn all(&self, log_offset: u64) -> &[Place] {
+        let is = |at: usize| {
+            let place = self.sorted.get(at);
             place.is_some_and(|place| place.log_offset == log_offset)
         };
-        let search = || {
-            let found = self
+        let next = self.next.load(Ordering::Relaxed);
+        // A caller can ask for the record at hand again and again.
+        let from = match is(next) && (next == 0 || !is(next - 1)) {
+            true => next,
+            false => self
                 .sorted
-                .binary_search_by_key(&log_offset, |place| place.log_offset);
-            found.ok()
+                .partition_point(|place| place.log_offset < log_offset),
         };
-        let at = Some(next).filter(is_next).or_else(search)?;
-        self.next.store(at + 1, Ordering::Relaxed);
-        self.sorted.get(at)
+        let count = (from..).take_while(|at| is(*at)).count();
+        self.next.store(from + count, Ordering::Relaxed);
+        &self.sorted[from..from + count]
     }
 }
 
@@ -119,28 +124,41 @@ impl Seen {
         self.places.get(place).map(|found| found.size)
     }
 
-    /// The queue, as its place in the list of queues, and the queue offset of the entry of the
-    /// record at a log offset, if the record says that it belongs elsewhere.
-    pub(super) fn contradicts(
+    /// Where the entry of the record at a log offset stands, if the record says that it belongs
+    /// elsewhere.
+    pub(super) fn contradicts<'a>(
         &self,
         record: &Record<'_>,
         offset: u64,
-        queues: &[(String, i32)],
-    ) -> Option<(usize, i64)> {
-        let place = self.places.get(offset)?;
-        let queue = place.queue as usize;
-        let (topic, queue_id) = &queues[queue];
-        let own = (record.topic(), record.queue_id(), record.queue_offset());
-        let mut same = record.is_queued() && own == (topic, *queue_id, place.queue_offset);
-        if same {
+        queues: &'a [(String, i32)],
+    ) -> Option<EntryPlace<'a>> {
+        let places = self.places.all(offset);
+        let place = |place: &Place| {
+            let (topic, queue_id) = &queues[place.queue as usize];
+            EntryPlace {
+                topic,
+                queue_id: *queue_id,
+                queue_offset: place.queue_offset,
+            }
+        };
+        let own = EntryPlace {
+            topic: record.topic(),
+            queue_id: record.queue_id(),
+            queue_offset: record.queue_offset(),
+        };
+        let all = || places.iter().map(place);
+        if record.is_queued() && all().any(|place| place == own) {
             return None;
         }
+        let first = all().next()?;
+        let elsewhere =
+            all().find(|place| (place.topic, place.queue_id) == (own.topic, own.queue_id));
+        let mut is_in_light_queue = false;
         let _ = for_each_entry(record, offset, &[], &mut |placed| {
-            same |= (placed.topic, placed.queue_id) == (topic.as_str(), *queue_id)
-                && placed.queue_offset == place.queue_offset;
+            is_in_light_queue |= all().any(|place| place == placed.place());
             Ok::<_, ()>(())
         });
-        (!same).then_some((queue, place.queue_offset))
+        elsewhere.or((!is_in_light_queue).then_some(first))
     }
 
     /// How many entries name records behind `log_end`.

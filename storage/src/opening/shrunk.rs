@@ -5,7 +5,7 @@ use crate::error::OpenError;
 use crate::former_run::FormerRun;
 use crate::layout::LayoutError;
 use crate::queue_table::QueueTable;
-use crate::rebuild::KnownQueues;
+use crate::rebuild::{EntryPlace, KnownQueues};
 use crate::recovery::Scanned;
 
 impl Opening<'_> {
@@ -61,16 +61,17 @@ impl Opening<'_> {
 
     /// Tells a record that says it belongs elsewhere than the queue entry that was made of it: its
     /// header is damaged, and its message is missing in the queue that it was sent to.
-    pub(super) fn tell_moved(&self, scanned: &Scanned<'_>) {
+    pub(super) fn tell_moved(&self, scanned: &Scanned<'_>, stood: &EntryPlace<'_>) {
         let (record, offset) = (&scanned.record, scanned.offset);
-        let Some((queue, at)) = self.seen.contradicts(record, offset, &self.queues) else {
-            return;
-        };
-        let (topic, queue_id) = &self.queues[queue];
+        let EntryPlace {
+            topic,
+            queue_id,
+            queue_offset,
+        } = stood;
         tracing::warn!(
             path = %self.window.path_of(offset).display(),
             offset,
-            entry = %format_args!("{topic}/{queue_id}@{at}"),
+            entry = %format_args!("{topic}/{queue_id}@{queue_offset}"),
             record = %format_args!(
                 "{}/{}@{}", record.topic(), record.queue_id(), record.queue_offset()
             ),

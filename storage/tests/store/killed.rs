@@ -100,6 +100,42 @@ fn damage_before_a_damaged_last_record_costs_those_two_and_none_between() {
     }
 }
 
+/// No record stands behind it that would tell: its entry does.
+#[test]
+fn a_damaged_place_in_a_queues_last_record_costs_that_record_alone() {
+    // Its queue offset, queue id, topic.
+    for at in [23, 25, 26, 27, 12, 14, 15, 88 + BODY as u64 + 2] {
+        for damaged in [&[199u32][..], &[195, 199]] {
+            for how in ["killed", "stopped, no resume point", "queues made again"] {
+                let dir = tempfile::tempdir().expect("temporary directory");
+                let (mut config, places) = crashed(dir.path(), FlushMode::Sync);
+                if how != "killed" {
+                    open(&config).expect("open").store.close().expect("close");
+                }
+                if how == "stopped, no resume point" {
+                    fs::remove_file(dir.path().join("saturnmq.resume")).expect("remove");
+                }
+                config.rebuild_queues = how == "queues made again";
+                for lost in damaged {
+                    let at = if *lost == 199 { at } else { 33 };
+                    flip(&config, places[*lost as usize] + at);
+                }
+                let opened = open(&config).expect("open");
+                config.rebuild_queues = false;
+                let what = format!("byte {at} of {damaged:?}, {how}");
+                assert_eq!(opened.report.log_end, end_of(&places), "{what}");
+                assert_eq!(served(&opened), without(damaged), "{what}");
+                let queues: Vec<_> = fs::read_dir(dir.path().join("consumequeue"))
+                    .expect("queues")
+                    .flat_map(|topic| fs::read_dir(topic.expect("topic").path()).expect("topic"))
+                    .collect();
+                assert_eq!(queues.len(), 2, "{what}");
+                go_on(&config, opened, 100);
+            }
+        }
+    }
+}
+
 #[test]
 fn offsets_of_dispatched_records_stay_given_although_the_records_are_damaged() {
     for (orderly, with_resume_point) in [(false, true), (false, false), (true, false)] {
