@@ -460,8 +460,7 @@ impl Opening<'_> {
             if !scanned.damaged {
                 last_stored.set(scanned.record.store_timestamp());
             }
-            let (record, offset) = (&scanned.record, scanned.offset);
-            rebuild.stood_at = self.seen.contradicts(record, offset, queues);
+            rebuild.stood_at = self.seen.contradicts(&scanned, queues);
             if let Some(stood) = rebuild.stood_at.filter(|_| tells) {
                 self.tell_moved(&scanned, &stood);
             }

@@ -17,10 +17,10 @@ use super::Opening;
 use crate::consume_queue::SIZE_KEY;
 use crate::error::{FileError, OpenError};
 use crate::format::consume_entry::{ConsumeEntry, ENTRY_SIZE};
-use crate::format::record::Record;
 use crate::former_run::FormerRun;
 use crate::layout::{self, LayoutError, list_fixed_files};
 use crate::rebuild::{EntryPlace, for_each_entry};
+use crate::recovery::Scanned;
 use crate::side_by_side;
 
 /// Bytes of a queue file that are read at once.
@@ -124,14 +124,14 @@ impl Seen {
         self.places.get(place).map(|found| found.size)
     }
 
-    /// Where the entry of the record at a log offset stands, if the record says that it belongs
+    /// Where the entry that was made of a record stands, if the record says that it belongs
     /// elsewhere.
     pub(super) fn contradicts<'a>(
         &self,
-        record: &Record<'_>,
-        offset: u64,
+        scanned: &Scanned<'_>,
         queues: &'a [(String, i32)],
     ) -> Option<EntryPlace<'a>> {
+        let (record, offset) = (&scanned.record, scanned.offset);
         let places = self.places.all(offset);
         let place = |place: &Place| {
             let (topic, queue_id) = &queues[place.queue as usize];
