@@ -169,6 +169,9 @@ pub enum Answer {
     Later(LaterJob),
     /// Run on the services thread; the job answers through its slot, possibly after an append.
     Work(WorkJob),
+    /// As [`Answer::Work`], in turns with others: so few of these are under way at a time that what
+    /// they gather is bounded, and the rest wait.
+    Turns(WorkJob),
     /// Ask another client; its code, remark and body are the answer.
     Ask(Box<Ask>),
     /// The append queue is full: consume nothing, offer the frame again after the next pass.

@@ -168,7 +168,7 @@ impl Core {
             Answer::Stall => return Verdict::Retry,
             // The bytes stay where they are, in the end with the client.
             Answer::Rerun(_) if !self.may_hold(request) => return Verdict::Retry,
-            Answer::Later(_) | Answer::Work(_) if !self.may_hold(request) => {
+            Answer::Later(_) | Answer::Work(_) | Answer::Turns(_) if !self.may_hold(request) => {
                 write_reply(io, request.conn, to, &Reply::overload());
             }
             answer if self.elsewhere >= MAX_ELSEWHERE => {
@@ -206,6 +206,7 @@ impl Core {
             }
             Answer::Later(job) => Work::Later(job),
             Answer::Work(job) => Work::Open(job),
+            Answer::Turns(job) => Work::Turns(job),
             Answer::Ask(ask) => return self.ask_elsewhere(ask, slot, io),
             Answer::Reply(_) | Answer::Sent | Answer::Nothing | Answer::Stall => return,
         };

@@ -71,6 +71,8 @@ pub enum Work {
     Later(LaterJob),
     /// Replies itself, possibly after an append.
     Open(WorkJob),
+    /// The same, and may go on later.
+    Turns(WorkJob),
     /// A pull that needs old log pages.
     Pull(Box<Pull>),
 }
@@ -393,6 +395,8 @@ pub struct Services {
     timers: TimerService,
     /// Jobs for which the dispatcher is not far enough yet.
     early: Early<Job>,
+    /// Jobs in turns that were not begun.
+    waiting: VecDeque<Job>,
     next_sweep: Instant,
 }
 
@@ -431,6 +435,7 @@ impl Services {
             checker,
             timers,
             early: Early::default(),
+            waiting: VecDeque::new(),
             next_sweep: now + SWEEP,
         }
     }

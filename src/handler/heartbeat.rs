@@ -54,7 +54,7 @@ pub fn heartbeat(broker: &Broker, request: &Request<'_>, io: &mut Outbox) -> Ans
     };
     if command.body.len() > SHORT {
         let body = command.body.to_vec();
-        return Answer::Work(Box::new(move |services, slot| {
+        return Answer::Turns(Box::new(move |services, slot| {
             match Heartbeat::read(sender, &body) {
                 Ok(beat) => beat.go_on(services, slot),
                 Err(reply) => services.reply(slot, reply),

@@ -62,7 +62,7 @@ struct Kind<S, T> {
 
 fn take<S: Send + 'static, T: Send + 'static>(request: &Request<'_>, kind: Kind<S, T>) -> Answer {
     let (version, body) = (request.command.version, request.command.body.to_vec());
-    Answer::Work(Box::new(move |services, slot| {
+    Answer::Turns(Box::new(move |services, slot| {
         off_the_cores();
         match (kind.read)(&body) {
             Ok(sent) => {

@@ -49,7 +49,7 @@ pub fn by_key(broker: &Broker, request: &Request<'_>) -> Answer {
         return not_found().into();
     }
     let core = request.core;
-    Answer::Work(Box::new(move |services, slot| {
+    Answer::Turns(Box::new(move |services, slot| {
         look_on(services, slot, query, core)
     }))
 }

@@ -57,7 +57,7 @@ pub fn reset(broker: &Broker, request: &Request<'_>) -> Answer {
         offset: asked.offset.filter(|offset| *offset != -1),
     };
     let cpp = request.command.language == Language::Cpp;
-    Answer::Work(Box::new(move |services, slot| match wanted.queues() {
+    Answer::Turns(Box::new(move |services, slot| match wanted.queues() {
         Ok(queues) => {
             let targets = Vec::new();
             let moving = Moving {

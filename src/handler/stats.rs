@@ -192,7 +192,7 @@ pub fn broker_consume_stats(_broker: &Broker, request: &Request<'_>) -> Answer {
         Ok(asked) => asked,
         Err(error) => return error.into(),
     };
-    Answer::Work(Box::new(move |services, slot| {
+    Answer::Turns(Box::new(move |services, slot| {
         let (_, groups) = services.broker.groups.snapshot();
         let list = ConsumeStatsList {
             broker_addr: services.broker.address(),

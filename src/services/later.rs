@@ -9,9 +9,11 @@ use crate::answer::{Reply, ReplySlot, WorkJob};
 
 /// How long a job works before the others that wait get their turn.
 pub(crate) const STEP: Duration = Duration::from_millis(5);
-/// Jobs that go on at a time: each keeps what it has gathered. No more are begun meanwhile, so that
-/// their queue fills and more are refused.
+/// Jobs in turns that are under way at a time: each keeps what it has gathered.
 const GOING_ON_MAX: usize = 16;
+/// Jobs in turns that wait for that; more are refused as overload. They keep their requests, which
+/// count as held.
+const WAITING_MAX: usize = 1024;
 /// Jobs of a kind run between two looks at results and deliveries.
 const JOBS_PER_ROUND: usize = 32;
 /// After that time no more are begun before the next look: some take a few milliseconds each.
@@ -36,22 +38,19 @@ impl Services {
         let late = self.early_jobs(began);
         let more = self.new_jobs(began);
         self.go_on(began);
-        late || more || !self.context.going_on.is_empty()
+        late || more || !self.context.going_on.is_empty() || !self.waiting.is_empty()
     }
 
     /// Jobs for which the dispatcher has come far enough, or too late.
     fn early_jobs(&mut self, began: Instant) -> bool {
         let dispatched = self.context.broker.store.watermarks().dispatched();
         for _ in 0..JOBS_PER_ROUND {
-            if self.begins_none() {
-                return false;
-            }
             match self.early.next(dispatched, began) {
-                Some(Due::Readable(job)) => self.job(job),
+                Some(Due::Readable(job)) => self.begin(job),
                 Some(Due::Late(job)) if job.needs_newest => {
                     self.context.reply(job.slot, Reply::overload());
                 }
-                Some(Due::Late(job)) => self.job(job),
+                Some(Due::Late(job)) => self.begin(job),
                 None => return false,
             }
             if began.elapsed() >= ROUND {
@@ -64,14 +63,14 @@ impl Services {
     fn new_jobs(&mut self, began: Instant) -> bool {
         let dispatched = self.context.broker.store.watermarks().dispatched();
         for _ in 0..JOBS_PER_ROUND {
-            if self.early.is_full() || self.begins_none() {
+            if self.early.is_full() {
                 return false;
             }
             let Ok(job) = self.inbox.jobs.try_recv() else {
                 return false;
             };
             if job.readable_from <= dispatched {
-                self.job(job);
+                self.begin(job);
             } else {
                 self.early.push(job.readable_from, began, job);
             }
@@ -82,12 +81,30 @@ impl Services {
         true
     }
 
-    fn begins_none(&self) -> bool {
-        self.context.going_on.len() >= GOING_ON_MAX
+    /// Runs a job, or its first turn if there may be one more in turns.
+    fn begin(&mut self, job: Job) {
+        let in_turns = matches!(job.work, Work::Turns(_));
+        if !in_turns || (self.may_begin() && self.waiting.is_empty()) {
+            self.job(job);
+        } else if self.waiting.len() < WAITING_MAX {
+            self.waiting.push_back(job);
+        } else {
+            self.context.reply(job.slot, Reply::overload());
+        }
     }
 
-    /// Those that go on, each at most once.
+    fn may_begin(&self) -> bool {
+        self.context.going_on.len() < GOING_ON_MAX
+    }
+
+    /// Those that go on, each at most once, and those that waited for their first turn.
     fn go_on(&mut self, began: Instant) {
+        while self.may_begin()
+            && began.elapsed() < ROUND
+            && let Some(job) = self.waiting.pop_front()
+        {
+            self.job(job);
+        }
         for _ in 0..self.context.going_on.len().min(JOBS_PER_ROUND) {
             let Some(job) = self.context.going_on.pop_front() else {
                 return;
@@ -109,7 +126,7 @@ impl Services {
                 let reply = work(&mut self.context);
                 self.context.reply(slot, reply);
             }
-            Work::Open(work) => work(&mut self.context, slot),
+            Work::Open(work) | Work::Turns(work) => work(&mut self.context, slot),
             Work::Pull(pull) => self.context.pull(slot, pull),
         }
         // Unless it goes on with the job.
