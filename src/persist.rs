@@ -8,7 +8,6 @@
 //! written again with the next change or the next retry.
 
 use std::io;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,8 +19,11 @@ use thiserror::Error;
 use tokio::sync::Notify;
 
 mod last;
+mod replace;
 
 pub use last::LastChanges;
+pub use replace::replace_file;
+use replace::{remove_what_is_no_file, replace, with_suffix};
 
 /// Time of writing that may be spent in a row before the executor rests: the first changes after a
 /// quiet time are written at once.
@@ -184,6 +186,9 @@ struct FileState {
     writing: Mutex<()>,
     waiting: Mutex<Vec<Waiting>>,
     last_error: Mutex<Option<WriteError>>,
+    /// The file was damaged or empty and its backup was read: until the next write that is the only
+    /// good copy.
+    spoiled: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -309,7 +314,9 @@ impl Persist {
         file: File,
         parse: impl Fn(&[u8]) -> Result<T, String>,
     ) -> Result<Option<T>, LoadError> {
-        load_from(self.path(file), parse)
+        let (value, is_backup) = load_from(self.path(file), parse)?;
+        self.state(file).spoiled.store(is_backup, Ordering::Release);
+        Ok(value)
     }
 
     /// As [`Persist::load`], of the file that stands in its place when light queues are disabled,
@@ -326,7 +333,7 @@ impl Persist {
         if path == self.path(file) {
             return Ok(None);
         }
-        load_from(path, parse)
+        Ok(load_from(path, parse)?.0)
     }
 
     /// Writes changed files until [`Persist::stop`]; runs on the control thread's runtime.
@@ -401,12 +408,16 @@ impl Persist {
     }
 
     /// A store that was taken away is not begun anew with its state files alone.
-    fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+    fn replace(&self, file: File, content: &[u8]) -> io::Result<()> {
         if !self.root.is_dir() {
             let gone = format!("the store's directory {} is gone", self.root.display());
             return Err(io::Error::new(io::ErrorKind::NotFound, gone));
         }
-        replace_file(path, content)
+        let spoiled = &self.state(file).spoiled;
+        let keeps = !spoiled.load(Ordering::Acquire);
+        replace(&self.path(file), content, keeps)?;
+        spoiled.store(false, Ordering::Release);
+        Ok(())
     }
 
     fn write(&self, file: File, source: &dyn StateSource) -> Result<(), WriteError> {
@@ -415,7 +426,7 @@ impl Persist {
         // Read before the text is taken: the text covers at least this many changes.
         let version = state.changed.load(Ordering::Acquire);
         let outcome = match source.text(file) {
-            Some(text) => self.replace(&self.path(file), text.as_bytes()),
+            Some(text) => self.replace(file, text.as_bytes()),
             None => Ok(()),
         };
         state.writes.fetch_add(1, Ordering::Relaxed);
@@ -464,10 +475,11 @@ enum Read<T> {
 }
 
 /// Loads a state file: the file itself, else its `.bak`, else `None`.
+/// What a state file holds, and whether that is from its backup.
 fn load_from<T>(
     path: PathBuf,
     parse: impl Fn(&[u8]) -> Result<T, String>,
-) -> Result<Option<T>, LoadError> {
+) -> Result<(Option<T>, bool), LoadError> {
     // What a start finds in the place of the next write must not hold it up.
     let temporary = with_suffix(&path, ".tmp");
     remove_what_is_no_file(&temporary).map_err(|source| LoadError::Io {
@@ -475,7 +487,7 @@ fn load_from<T>(
         source,
     })?;
     let problem = match read_state(&path, &parse)? {
-        Read::Good(value) => return Ok(Some(value)),
+        Read::Good(value) => return Ok((Some(value), false)),
         Read::Absent => None,
         Read::Damaged(problem) => Some(problem),
     };
@@ -484,9 +496,9 @@ fn load_from<T>(
         (Read::Good(value), problem) => {
             let why = problem.as_deref().unwrap_or("missing or empty");
             tracing::warn!("{}: {why}; its .bak is used instead", path.display());
-            Ok(Some(value))
+            Ok((Some(value), true))
         }
-        (Read::Absent, None) => Ok(None),
+        (Read::Absent, None) => Ok((None, false)),
         (Read::Absent, Some(problem)) => Err(LoadError::Damaged {
             path,
             problem,
@@ -522,72 +534,6 @@ fn read_state<T>(
             path: path.to_path_buf(),
             source,
         }),
-    }
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_os_string();
-    name.push(suffix);
-    PathBuf::from(name)
-}
-
-/// Replaces a file so that a crash leaves the old or the new content whole, and keeps the old one
-/// as `.bak`. Returns once the new content and its name are durable.
-///
-/// # Errors
-/// Whatever the system refused; the old file is untouched then.
-pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
-    let directory = path.parent().unwrap_or(Path::new("."));
-    make_directory(directory)?;
-    let temporary = with_suffix(path, ".tmp");
-    let mut file = std::fs::File::create(&temporary)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    drop(file);
-    keep_backup(path)?;
-    std::fs::rename(&temporary, path)?;
-    std::fs::File::open(directory)?.sync_all()
-}
-
-/// Removes a FIFO, a socket or a device: it is only a name, and opening it may wait for ever.
-fn remove_what_is_no_file(path: &Path) -> io::Result<()> {
-    match std::fs::metadata(path) {
-        Ok(found) if !found.is_file() && !found.is_dir() => std::fs::remove_file(path),
-        _ => Ok(()),
-    }
-}
-
-/// Makes a directory and those it lies in, durably.
-fn make_directory(directory: &Path) -> io::Result<()> {
-    let missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
-    let made: Vec<_> = directory.ancestors().take_while(missing).collect();
-    std::fs::create_dir_all(directory)?;
-    for path in made {
-        let parent = path
-            .parent()
-            .filter(|parent| !parent.as_os_str().is_empty());
-        std::fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
-    }
-    Ok(())
-}
-
-/// Gives the present file the additional name `.bak`: no copy, and no moment without the file.
-fn keep_backup(path: &Path) -> io::Result<()> {
-    let backup = with_suffix(path, ".bak");
-    let staged = with_suffix(path, ".bak.tmp");
-    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-        // What stands there holds nothing; the backup is the last that did.
-        return Ok(());
-    }
-    match std::fs::remove_file(&staged) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    match std::fs::hard_link(path, &staged) {
-        Ok(()) => std::fs::rename(&staged, &backup),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // File systems without hard links.
-        Err(_) => std::fs::copy(path, &backup).map(drop),
     }
 }
 

@@ -263,3 +263,31 @@ fn half_of_the_time_stays_free_of_writes_once_a_burst_is_over() {
     now += ms(100);
     assert_eq!(write(ms(10), &mut now), ms(0));
 }
+
+#[test]
+fn a_backup_that_was_used_is_not_replaced_by_what_was_damaged() {
+    for damaged in ["", "torn"] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let persist = Persist::new(dir.path());
+        let path = persist.path(File::Topics);
+        for text in ["old", "newer"] {
+            replace_file(&path, text.as_bytes()).expect("replace");
+        }
+        std::fs::write(&path, damaged).expect("damage");
+        let loaded = persist.load(File::Topics, utf8).expect("load");
+        assert_eq!(loaded.as_deref(), Some("old"));
+        let source = Counter(AtomicUsize::new(1));
+        let backup = || std::fs::read_to_string(with_suffix(&path, ".bak")).expect("backup");
+        let written = || std::fs::read_to_string(&path).expect("file");
+        persist.changed(File::Topics);
+        persist.flush(&source).expect("write");
+        // A kill between the two names would have left no good copy.
+        assert_eq!(backup(), "old", "{damaged:?}");
+        let first = written();
+        source.0.store(2, Ordering::SeqCst);
+        persist.changed(File::Topics);
+        persist.flush(&source).expect("write");
+        assert_ne!(written(), first);
+        assert_eq!(backup(), first, "{damaged:?}");
+    }
+}
