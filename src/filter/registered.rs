@@ -307,16 +307,18 @@ impl RegisteredFilters {
             return;
         }
         let mut entered = table.replace(group, filters.clone());
-        let before = table.filters;
+        let mut forgot = false;
         if !entered {
             // Those that nobody uses make room.
+            let before = table.filters;
             table.retain(|filter| !filter.is_dead());
+            forgot = table.filters < before;
             entered = table.replace(group, filters);
         }
-        if entered || table.filters < before {
+        if entered || forgot {
             self.persist.changed(File::ConsumerFilters);
         }
-        if table.filters < before {
+        if forgot {
             self.unmark(&table);
         }
         if !entered {
@@ -705,5 +707,28 @@ mod tests {
         register(&filters, "new", "T", "a = 1", 4);
         assert!(filters.table().groups.contains_key("new"));
         assert!(filters.hint("new", "T", "a = 1").is_some());
+    }
+
+    #[test]
+    fn marks_of_a_filter_that_made_room_for_another_go_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let filters = open_with(dir.path(), 0, true);
+        register(&filters, "old", "T", "a = 1", 1);
+        for group in 0..17 {
+            let room = MAX_BYTES - filters.table().bytes;
+            let own = FILTER_BYTES + 2 * (3 + 1) + SQL92.len();
+            let Some(length) = room.checked_sub(own).map(|room| room.min(4 << 20)) else {
+                break;
+            };
+            let long = format!("a = '{}'", "x".repeat(length - "a = ''".len()));
+            register(&filters, &format!("g{group:02}"), "T", &long, 1);
+        }
+        assert_eq!(filters.table().bytes, MAX_BYTES);
+        assert!(filters.hint("old", "T", "a = 1").is_some());
+        filters.unregister("old", 2);
+        register(&filters, "new", "T", "b = 2", 3);
+        assert!(filters.hint("new", "T", "b = 2").is_some());
+        assert!(!filters.table().groups.contains_key("old"));
+        assert!(filters.hint("old", "T", "a = 1").is_none());
     }
 }
