@@ -144,7 +144,7 @@ pub fn forbidden(broker: &Broker, request: &Request<'_>) -> Answer {
         Err(error) => return error.into(),
     };
     let (group, topic) = (asked.group, asked.topic.unwrap_or_default());
-    if let Err(error) = names::check_group(group) {
+    if let Err(error) = names::check_configured_group(group) {
         return refused_name(request.is_v5(), error.to_string()).into();
     }
     if let Err(error) = names::check_topic(topic) {

@@ -20,7 +20,7 @@ pub fn clone(request: &Request<'_>) -> Answer {
         Ok(asked) => asked,
         Err(error) => return error.into(),
     };
-    if let Err(error) = names::check_group(asked.dest_group) {
+    if let Err(error) = names::check_configured_group(asked.dest_group) {
         return refused_name(request.is_v5(), error.to_string()).into();
     }
     let topic = asked.topic.filter(|topic| !topic.trim().is_empty());

@@ -100,7 +100,7 @@ pub fn update(broker: &Broker, request: &Request<'_>) -> Answer {
     // 4.9 clients get no error for what does not exist, but it is not stored either: names that
     // cannot be keys, and topics that nobody made.
     if known_topic
-        && names::check_group(group).is_ok()
+        && names::check_configured_group(group).is_ok()
         && !broker
             .offsets
             .commit(group, topic, commit.queue_id, commit.commit_offset)

@@ -128,6 +128,30 @@ fn tools_make_and_remove_groups_that_no_client_would_name() {
     assert_eq!(talk.ask(34, &[], &beat).code, 0);
     let refused = back(&mut talk, &at, "bad group", "0");
     assert_eq!(refused.code, 1, "{refused:?}");
+    let progress = |talk: &mut Talk, group: &str| {
+        let fields = [
+            ("consumerGroup", group),
+            ("topic", "Orders"),
+            ("queueId", "0"),
+        ];
+        let found = talk.ask(14, &fields, b"");
+        found.ext.get("offset").cloned()
+    };
+    let commit = [
+        ("consumerGroup", "bad group"),
+        ("topic", "Orders"),
+        ("queueId", "0"),
+        ("commitOffset", "1"),
+    ];
+    assert_eq!(talk.ask(15, &commit, b"").code, 0);
+    assert_eq!(progress(&mut talk, "bad group").as_deref(), Some("1"));
+    let copy = [
+        ("srcGroup", "bad group"),
+        ("destGroup", "its copy"),
+        ("topic", "Orders"),
+        ("offline", "true"),
+    ];
+    assert_eq!(talk.ask(314, &copy, b"").code, 0);
     for illegal in ["", " ", "a@b", "../b"] {
         let body = format!(r#"{{"groupName":"{illegal}","retryQueueNums":1}}"#);
         assert_eq!(talk.ask(200, &[], body.as_bytes()).code, 1, "{illegal:?}");
@@ -141,6 +165,9 @@ fn tools_make_and_remove_groups_that_no_client_would_name() {
         all.contains("\"bad group\"")
     };
     assert!(listed(&mut talk));
+    for group in ["bad group", "its copy"] {
+        assert_eq!(progress(&mut talk, group).as_deref(), Some("1"), "{group}");
+    }
     assert_eq!(talk.ask(207, &[("groupName", "bad group")], b"").code, 0);
     assert!(!listed(&mut talk));
 }
