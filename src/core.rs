@@ -412,6 +412,10 @@ impl Protocol for Core {
         );
     }
 
+    fn ahead(&mut self, bytes: &[u8]) {
+        self.sends.fetch_for(bytes);
+    }
+
     fn frame(&mut self, conn: ConnectionId, frame: Frame<'_>, io: &mut Outbox) -> Verdict {
         let mut scratch = std::mem::take(&mut self.scratch);
         let verdict = self.handle(conn, frame, &mut scratch, io);

@@ -1,7 +1,7 @@
 //! Topics: name to configuration, read by every core without a lock, kept in `topics.json`.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use saturnmq_storage::queue_table::Queue;
@@ -14,12 +14,16 @@ use crate::persist::{File, LoadError, Persist, Ticket};
 use crate::state_json::{DataVersion, Generation, JsonWriter};
 use crate::traffic::Traffic;
 
+pub mod known;
 mod light;
 mod loading;
 mod pending;
 mod presence;
 mod room;
+mod system;
 mod text;
+
+pub use system::SystemTopics;
 
 use light::LightTopics;
 use loading::parse;
@@ -181,6 +185,8 @@ pub struct Topic {
     pending: Pending,
     /// Position in the file.
     rank: u64,
+    /// It was altered or removed: the table has another one of its name, or none.
+    replaced: AtomicBool,
 }
 
 impl Topic {
@@ -196,6 +202,7 @@ impl Topic {
             queues,
             pending: Pending::made(made),
             rank,
+            replaced: AtomicBool::new(false),
         }
     }
 
@@ -254,80 +261,6 @@ pub enum TopicChange<'a> {
     Updated(&'a TopicConfig),
     /// Removed.
     Removed(&'a str),
-}
-
-/// Names and queue counts of the topics that exist from the first start.
-#[derive(Debug, Clone)]
-pub struct SystemTopics {
-    /// `brokerClusterName`.
-    pub cluster: String,
-    /// `brokerName`.
-    pub broker: String,
-    /// `autoCreateTopicEnable`.
-    pub auto_create: bool,
-    /// `defaultTopicQueueNums`.
-    pub default_queues: i32,
-    /// `clusterTopicEnable`.
-    pub cluster_topic: bool,
-    /// `brokerTopicEnable`.
-    pub broker_topic: bool,
-    /// `msgTraceTopicName`, if `traceTopicEnable`.
-    pub trace_topic: Option<String>,
-    /// Number of delay levels.
-    pub delay_levels: i32,
-    /// `reviveQueueNum`.
-    pub revive_queues: i32,
-    /// `timerWheelEnable`.
-    pub timer: bool,
-}
-
-impl SystemTopics {
-    fn configs(&self) -> Vec<TopicConfig> {
-        let rw = PERM_READ | PERM_WRITE;
-        let inherit = |allowed: bool| {
-            if allowed {
-                PERM_INHERIT | rw
-            } else {
-                PERM_INHERIT
-            }
-        };
-        let mut all = vec![TopicConfig::new(names::SELF_TEST_TOPIC, 1, rw)];
-        if self.auto_create {
-            let template = TopicConfig::new(names::AUTO_CREATE_TOPIC, self.default_queues, rw | 1);
-            all.push(template);
-        }
-        all.push(TopicConfig::new(names::BENCHMARK_TOPIC, 1024, rw));
-        all.push(TopicConfig::new(
-            &self.cluster,
-            16,
-            inherit(self.cluster_topic),
-        ));
-        all.push(TopicConfig::new(
-            &self.broker,
-            1,
-            inherit(self.broker_topic),
-        ));
-        all.push(TopicConfig::new(names::OFFSET_MOVED_EVENT, 1, rw));
-        all.push(TopicConfig::new(
-            names::SCHEDULE_TOPIC,
-            self.delay_levels,
-            rw,
-        ));
-        if let Some(trace) = &self.trace_topic {
-            all.push(TopicConfig::new(trace, 1, rw));
-        }
-        all.push(TopicConfig::new(names::reply_topic(&self.cluster), 1, rw));
-        let revive = names::revive_topic(&self.cluster);
-        all.push(TopicConfig::new(revive, self.revive_queues, rw));
-        let members = names::sync_member_topic(&self.broker);
-        all.push(TopicConfig::new(members, 1, PERM_INHERIT));
-        all.push(TopicConfig::new(names::HALF_TOPIC, 1, rw));
-        all.push(TopicConfig::new(names::OP_HALF_TOPIC, 1, rw));
-        if self.timer {
-            all.push(TopicConfig::new(names::TIMER_TOPIC, 1, rw));
-        }
-        all
-    }
 }
 
 /// The topic table.
@@ -457,7 +390,10 @@ impl Topics {
         let topic = Arc::new(topic);
         table.insert(name, Arc::clone(&topic));
         match old {
-            Some(_) => self.kept.altered(),
+            Some(old) => {
+                old.replaced.store(true, Ordering::Release);
+                self.kept.altered();
+            }
             None => self.kept.made(&topic),
         }
         self.queues
@@ -547,6 +483,7 @@ impl Topics {
         }
         let mut version = self.lock();
         let topic = self.table.pin().remove(name).map(Arc::clone)?;
+        topic.replaced.store(true, Ordering::Release);
         self.kept.altered();
         self.queues
             .fetch_sub(topic.config.queues(), Ordering::Relaxed);

@@ -43,6 +43,9 @@ pub trait Protocol {
     fn closed(&mut self, conn: ConnectionId);
     /// A frame arrived. Its bytes are valid during the call only.
     fn frame(&mut self, conn: ConnectionId, frame: Frame<'_>, io: &mut Outbox) -> Verdict;
+    /// Bytes that were received behind the frame that is offered next: a hint of what comes, which
+    /// may be cut short or make no frame.
+    fn ahead(&mut self, _bytes: &[u8]) {}
     /// Once per pass, after received bytes were offered: drain queues, run timers.
     fn pass(&mut self, now: Instant, io: &mut Outbox);
     /// Wake no later than this.

@@ -1,5 +1,6 @@
 //! The table of request codes: the only place that says which handler serves which code.
 
+pub(crate) mod ahead;
 pub mod attributes;
 pub mod client;
 pub mod config;

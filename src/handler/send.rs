@@ -10,26 +10,29 @@ use std::sync::Arc;
 
 use saturnmq_net::command::ReplyTo;
 use saturnmq_net::driver::{ConnectionId, Outbox};
-use saturnmq_net::encode::Encoder;
 use saturnmq_net::messages::send::SendRequest;
-use saturnmq_storage::append_queue::{AppendFailure, AppendPort, Appended, LightQueues, PushError};
+use saturnmq_storage::append_queue::{AppendFailure, AppendPort, LightQueues, PushError};
 use saturnmq_storage::format::message::{EncodeError, MessageParts, sys_flag};
-use saturnmq_storage::format::message_id::MessageId;
 use saturnmq_storage::queue_table::Queue;
 
 use crate::answer::{Answer, Request, SYSTEM_ERROR};
 use crate::broker::Broker;
-use crate::config::LiveConfig;
 use crate::core::Core;
+use crate::handler::ahead::Destinations;
 use crate::handler::kept_key::KeptKey;
 use crate::handler::properties::{self, PropertyScan};
 use crate::handler::send_checks::{self, Redirect};
 use crate::handler::send_light;
 use crate::handler::send_properties::{self, Stored};
-use crate::handler::transaction::{self, Ending};
-use crate::handler::{MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE, TOPIC_NOT_EXIST};
+use crate::handler::transaction::Ending;
+use crate::handler::{MESSAGE_ILLEGAL, SERVICE_NOT_AVAILABLE};
 use crate::names;
+use crate::topics::known::KnownTopics;
 use crate::topics::{Topic, TopicFilterType};
+
+mod results;
+
+pub use results::results;
 
 /// A send whose record is on its way to the log.
 struct InFlight {
@@ -62,6 +65,8 @@ pub struct Sends {
     light: LightQueues,
     id_list: String,
     random: u64,
+    topics: KnownTopics,
+    destinations: Destinations,
     store_host: SocketAddr,
     cluster: String,
     max_message_size: usize,
@@ -83,6 +88,8 @@ impl Sends {
             light: LightQueues::default(),
             id_list: String::new(),
             random: (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            topics: KnownTopics::default(),
+            destinations: Destinations::default(),
             store_host: broker.store_host,
             cluster: config.cluster.clone(),
             max_message_size: broker.live.load().max_message_size,
@@ -138,6 +145,15 @@ impl Sends {
         Ok(())
     }
 
+    /// Has fetched what the send that these bytes begin with will touch.
+    pub fn fetch_for(&self, bytes: &[u8]) {
+        if self.topics.are_many()
+            && let Some((topic, queue_id)) = self.destinations.find(bytes)
+        {
+            self.topics.fetch(topic, queue_id);
+        }
+    }
+
     /// A number from a xorshift generator.
     fn random(&mut self) -> u64 {
         self.random ^= self.random << 13;
@@ -169,7 +185,7 @@ pub fn send(core: &mut Core, request: &Request<'_>, io: &mut Outbox) -> Answer {
     let Core { broker, sends, .. } = core;
     let broker: &Broker = broker;
     sends.max_message_size = broker.live.load().max_message_size;
-    let topic = match broker.topics.get(send.topic) {
+    let topic = match sends.topics.get(&broker.topics, send.topic) {
         Some(topic) => topic,
         None => match send_checks::missing_topic(broker, request, &send) {
             Ok(topic) => topic,
@@ -286,6 +302,9 @@ fn store(
     let pushed = sends
         .port
         .push(sends.next_token, &queue, &parts, &sends.light);
+    if stored_queue_id == queue_id {
+        sends.topics.note_queue(topic, queue_id, &queue);
+    }
     let counted = send_properties::counted(broker, stored_topic, topic);
     let mut accepted = Taken::new(counted, queue_id, 0, key);
     accepted.recall = stored.recall_handle(broker, text, &sends.scan);
@@ -458,139 +477,4 @@ fn illegal(broker: &Broker, limit: usize) -> Answer {
          limit {limit}B, msg properties length limit 32KB."
     );
     send_checks::refused(broker, MESSAGE_ILLEGAL, remark)
-}
-
-/// Answers the sends whose records the writer has acknowledged or refused.
-pub fn results(core: &mut Core, io: &mut Outbox) {
-    let ended = core.sends.port.is_abandoned();
-    let live = core.broker.live.load();
-    let sends = &mut core.sends;
-    while let Some(result) = sends.port.pop() {
-        // Results come in the order of the pushes, and each push was booked.
-        let Some(mut sent) = sends.in_flight.pop_front() else {
-            return;
-        };
-        assert_eq!(
-            sent.token, result.token,
-            "results of the writer come in the order of pushes"
-        );
-        if let Some(end) = sent.end.take() {
-            if let Ok(appended) = &result.outcome
-                && end.is_message()
-            {
-                let bytes = appended.end - appended.physical_offset;
-                sent.topic.traffic.put(1, bytes);
-                core.broker.stats.thread(core.index).put(1, bytes);
-            }
-            transaction::appended(&core.broker, &mut core.ends, *end, result.outcome, io);
-            continue;
-        }
-        io.request_finished(sent.conn);
-        match result.outcome {
-            Ok(appended) => {
-                let records = sent.batch.max(1) as u64;
-                sent.topic
-                    .traffic
-                    .put(records, appended.end - appended.physical_offset);
-                core.broker
-                    .stats
-                    .thread(core.index)
-                    .put(records, appended.end - appended.physical_offset);
-                acknowledge(sends, &sent, &appended, &live, io);
-            }
-            Err(failure) => {
-                let consumed = sent.batch.min(sends.batch_sizes.len());
-                sends.batch_sizes.drain(..consumed);
-                core.broker.stats.thread(core.index).put_failed();
-                refuse(&core.broker, &sent, &failure, io);
-            }
-        }
-    }
-    if ended {
-        abandoned(core, io);
-    }
-    transaction::after_results(core, io);
-}
-
-/// Answers what is in flight once the writer has ended without saying what became of it.
-fn abandoned(core: &mut Core, io: &mut Outbox) {
-    core.sends.batch_sizes.clear();
-    while let Some(mut sent) = core.sends.in_flight.pop_front() {
-        if let Some(end) = sent.end.take() {
-            let failure = Err(AppendFailure::ShuttingDown);
-            transaction::appended(&core.broker, &mut core.ends, *end, failure, io);
-            continue;
-        }
-        io.request_finished(sent.conn);
-        refuse(&core.broker, &sent, &AppendFailure::ShuttingDown, io);
-    }
-}
-
-/// Writes SEND_OK.
-fn acknowledge(
-    sends: &mut Sends,
-    sent: &InFlight,
-    appended: &Appended,
-    live: &LiveConfig,
-    io: &mut Outbox,
-) {
-    let consumed = sent.batch.min(sends.batch_sizes.len());
-    let sizes = sends.batch_sizes.drain(..consumed);
-    let out = match io.buffer(sent.conn) {
-        Some(out) if !sent.to.oneway => out,
-        _ => return,
-    };
-    let mut offset = appended.physical_offset;
-    let id = MessageId::new(sends.store_host, offset);
-    let id = if sent.batch == 0 {
-        id.as_str()
-    } else {
-        sends.id_list.clear();
-        for size in sizes {
-            if !sends.id_list.is_empty() {
-                sends.id_list.push(',');
-            }
-            sends
-                .id_list
-                .push_str(MessageId::new(sends.store_host, offset).as_str());
-            offset += u64::from(size);
-        }
-        sends.id_list.as_str()
-    };
-    let mut encoder = Encoder::response(out, sent.to, 0, None);
-    encoder
-        .field_i32("queueId", sent.queue_id)
-        .field_bool("TRACE_ON", live.trace_on)
-        .field_str("MSG_REGION", &live.region_id)
-        .field_str("msgId", id)
-        .field_i64("queueOffset", appended.queue_offset);
-    if let Some(key) = sent.key.as_str() {
-        encoder.field_str("transactionId", key);
-    }
-    if let Some(handle) = &sent.recall {
-        encoder.field_str("recallHandle", handle);
-    }
-    encoder.finish();
-}
-
-fn refuse(broker: &Broker, sent: &InFlight, failure: &AppendFailure, io: &mut Outbox) {
-    let reply = match failure {
-        AppendFailure::QueueGone => send_checks::reply(
-            broker,
-            TOPIC_NOT_EXIST,
-            format!(
-                "topic[{}] not exist, apply first please!",
-                sent.topic.config.name
-            ),
-        ),
-        failure @ AppendFailure::LightTooLong { .. } => {
-            send_checks::reply(broker, MESSAGE_ILLEGAL, failure.to_string())
-        }
-        failure => send_checks::reply(
-            broker,
-            SERVICE_NOT_AVAILABLE,
-            send_checks::unavailable(failure),
-        ),
-    };
-    crate::core::write_reply(io, sent.conn, sent.to, &reply);
 }

@@ -27,6 +27,9 @@ use crate::watermarks::Watermarks;
 /// changed queue, and its next store faults.
 const BYTES_PER_QUEUE: u64 = 32 << 10;
 
+/// How many times longer than with few queues the time between two resume points can be.
+const INTERVAL_GROWS: f64 = 6.0;
+
 /// How often the marks are looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -66,10 +69,14 @@ impl Flusher {
         self.candidate = None;
         let place = if last.end <= durable { last } else { candidate };
         let grown = place.end.saturating_sub(self.made.end);
-        let enough = self
-            .resume_bytes
-            .max(self.table.len() as u64 * BYTES_PER_QUEUE);
-        let due = grown >= enough || self.made_at.elapsed() >= self.resume_interval;
+        let queues = self.table.len() as u64;
+        let enough = self.resume_bytes.max(queues * BYTES_PER_QUEUE);
+        // Both grow alike: a start reads no more than it may, and points stand no closer than that.
+        let more = (queues * BYTES_PER_QUEUE) as f64 / self.resume_bytes.max(1) as f64;
+        let interval = self
+            .resume_interval
+            .mul_f64(more.clamp(1.0, INTERVAL_GROWS));
+        let due = grown >= enough || self.made_at.elapsed() >= interval;
         if grown > 0 && due {
             self.make(place)
         } else {

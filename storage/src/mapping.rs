@@ -121,11 +121,11 @@ unsafe impl Sync for Mapping {}
 static POPULATE_UNKNOWN: AtomicBool = AtomicBool::new(false);
 
 /// Bytes that are fetched into the cache together.
-pub(crate) const CACHE_LINE: usize = 64;
+pub const CACHE_LINE: usize = 64;
 
 /// Has the line at an address fetched into the cache, if it is one of ours; any other does nothing.
 #[inline]
-pub(crate) fn prefetch(address: usize) {
+pub fn prefetch(address: usize) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch changes nothing and never faults, whatever the address.
     unsafe {

@@ -111,11 +111,17 @@ impl<P: Protocol> Core<P> {
                     return (bytes.len(), 0);
                 }
                 Ok(Parsed::Incomplete { wanted }) => return (used, wanted),
-                Ok(Parsed::Complete { frame, consumed }) => match self.give(id, frame) {
-                    Given::Taken => used += consumed,
-                    Given::Held => return (used, 0),
-                    Given::Closed => return (bytes.len(), 0),
-                },
+                Ok(Parsed::Complete { frame, consumed }) => {
+                    let behind = &bytes[used + consumed..];
+                    if !behind.is_empty() {
+                        self.protocol.ahead(behind);
+                    }
+                    match self.give(id, frame) {
+                        Given::Taken => used += consumed,
+                        Given::Held => return (used, 0),
+                        Given::Closed => return (bytes.len(), 0),
+                    }
+                }
             }
         }
         (used, 0)

@@ -1,14 +1,26 @@
 //! Queues by slot for one thread, without a look-up in the shared table per message.
 
+use std::mem::offset_of;
 use std::sync::Arc;
 
 use super::{Queue, QueueTable};
 use crate::format::light;
+use crate::mapping::prefetch;
 
 impl Queue {
     /// Addresses of what leads to the place of the next entry, and that of the place.
     pub(crate) fn way_to_end(&self) -> ([usize; 8], usize) {
         self.files.way_to_end()
+    }
+
+    /// Has fetched what an append touches of the queue whose [`Arc::as_ptr`] this is. It may be
+    /// gone: then that costs the fetch.
+    pub fn fetch(address: usize) {
+        let counts = align_of::<Queue>().max(2 * size_of::<usize>());
+        prefetch(address.wrapping_sub(counts));
+        prefetch(address + offset_of!(Queue, slot));
+        prefetch(address + offset_of!(Queue, removed));
+        prefetch(address + offset_of!(Queue, next_offset));
     }
 
     /// Log offset after the last record of which the queue's files had an entry when they were
