@@ -2,6 +2,7 @@
 //!
 //! Nothing is kept here: a scrape reads the counters that the threads keep anyway.
 
+use std::borrow::Cow;
 use std::fmt::Error;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -123,6 +124,16 @@ fn one_counter(
     family
         .encode_family(labels)?
         .encode_counter::<NoLabelSet, _, u64>(&value, None)
+}
+
+/// A name as a label's value can hold it: tools name groups as they like, and one line that is none
+/// makes the whole text none.
+fn escaped(name: &str) -> Cow<'_, str> {
+    if !name.contains(['\\', '"', '\n']) {
+        return name.into();
+    }
+    let escaped = name.replace('\\', "\\\\").replace('"', "\\\"");
+    escaped.replace('\n', "\\n").into()
 }
 
 fn one_gauge(
@@ -284,6 +295,7 @@ fn for_groups(
         let mut groups = topic.traffic.groups();
         groups.sort_by(|a, b| a.0.cmp(&b.0));
         for (name, group) in groups {
+            let name = escaped(&name);
             each(&[("topic", &topic.config.name), ("group", &name)], &group)?;
         }
     }
@@ -323,7 +335,7 @@ fn lags(broker: &Broker, out: &mut Families<'_>) -> Result<(), Error> {
                 *sum = sum.saturating_add(lag);
                 continue;
             }
-            let id = queue_id.to_string();
+            let (id, group) = (queue_id.to_string(), escaped(&group));
             let labels: [Label<'_>; 3] = [("group", &group), ("topic", &topic), ("queue", &id)];
             one_gauge(&mut family, &labels, lag as f64)?;
         }

@@ -217,3 +217,23 @@ fn blanks_in_the_place_of_tags_match_nothing_and_bars_alone_are_refused() {
         assert_eq!(answer.code, code, "{tags:?}: {answer:?}");
     }
 }
+
+/// One line that cannot be read makes the whole page none.
+#[test]
+fn a_group_s_name_is_a_label_of_the_metrics_whatever_tools_put_into_it() {
+    let (running, _dir) = broker(&LEVELS);
+    let mut talk = Talk::to(running.address("broker"));
+    one_message(&mut talk);
+    let made = talk.ask(200, &[], br#"{"groupName":"a\"b\\c","retryQueueNums":1}"#);
+    assert_eq!(made.code, 0, "{made:?}");
+    let commit = [
+        ("consumerGroup", r#"a"b\c"#),
+        ("topic", "Orders"),
+        ("queueId", "0"),
+        ("commitOffset", "0"),
+    ];
+    assert_eq!(talk.ask(15, &commit, b"").code, 0);
+    let (_, metrics) = crate::admin::page(&running, "/metrics");
+    let line = r#"saturnmq_consumer_lag_messages{group="a\"b\\c",topic="Orders",queue="0"} "#;
+    assert!(metrics.contains(line), "{metrics}");
+}
