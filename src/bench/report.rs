@@ -314,9 +314,14 @@ impl Report {
             writeln!(to, "written    {written:.2} bytes per byte of body")?;
         }
         if let (Some(log), Some(zeros)) = (cost.broker_log_per_byte, cost.broker_zeros_per_byte) {
+            // All bytes are known of a process on this host only.
+            let first = match cost.broker_written_per_byte {
+                Some(_) => "of these   ",
+                None => "written    bytes per byte of body: ",
+            };
             write!(
                 to,
-                "of these   {log:.2} to the commit log, {zeros:.2} zeros for its next files"
+                "{first}{log:.2} to the commit log, {zeros:.2} zeros for its next files"
             )?;
             if let Some(rest) = cost.broker_rest_per_byte {
                 write!(to, ", {rest:.2} to queues, index and others")?;
