@@ -9,15 +9,15 @@ const LOOKED_AT: usize = 512;
 
 /// Finds the destination of a send in the bytes of a frame that was not decoded.
 pub struct Destinations {
-    json: memmem::Finder<'static>,
-    binary: memmem::Finder<'static>,
+    json: [memmem::Finder<'static>; 2],
+    binary: [memmem::Finder<'static>; 2],
 }
 
 impl Default for Destinations {
     fn default() -> Self {
         Self {
-            json: memmem::Finder::new(b"\"b\":\""),
-            binary: memmem::Finder::new(b"\0\x01b\0\0\0"),
+            json: [&b"\"b\":\""[..], b"\"e\":"].map(memmem::Finder::new),
+            binary: [b"\0\x01b\0\0\0", b"\0\x01e\0\0\0"].map(memmem::Finder::new),
         }
     }
 }
@@ -37,9 +37,10 @@ impl Destinations {
     }
 
     fn in_json<'a>(&self, header: &'a [u8]) -> Option<(&'a [u8], usize)> {
-        let rest = &header[self.json.find(header)? + 5..];
+        let [topic, queue_id] = &self.json;
+        let rest = &header[topic.find(header)? + 5..];
         let topic = &rest[..memchr::memchr(b'"', rest)?];
-        let queue_id = memmem::find(&rest[topic.len()..], b"\"e\":").map(|at| {
+        let queue_id = queue_id.find(&rest[topic.len()..]).map(|at| {
             let value = &rest[topic.len() + at + 4..];
             number(value.strip_prefix(b"\"").unwrap_or(value))
         });
@@ -47,11 +48,12 @@ impl Destinations {
     }
 
     fn in_binary<'a>(&self, header: &'a [u8]) -> Option<(&'a [u8], usize)> {
-        let rest = &header[self.binary.find(header)? + 6..];
+        let [topic, queue_id] = &self.binary;
+        let rest = &header[topic.find(header)? + 6..];
         let (&length, rest) = rest.split_first()?;
         let topic = rest.get(..usize::from(length))?;
         let rest = &rest[topic.len()..];
-        let queue_id = memmem::find(rest, b"\0\x01e\0\0\0").map(|at| {
+        let queue_id = queue_id.find(rest).map(|at| {
             let value = rest.get(at + 7..).unwrap_or_default();
             number(value)
         });

@@ -26,7 +26,8 @@ const MANY: usize = 512;
 /// Bytes before a shared value at which its counts of references stand.
 pub const COUNTS_BEFORE: usize = 16;
 
-/// One topic; topics whose names have the same hash below the number of places share it.
+/// One topic. Topics whose names have the same hash below the number of places share two of them,
+/// one beside the other.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Place {
@@ -64,17 +65,32 @@ impl KnownTopics {
         hasher.finish()
     }
 
-    fn index(&self, hash: u64) -> usize {
+    /// The place of the topic with this hash; none where it is not known.
+    fn index(&self, hash: u64) -> Option<usize> {
+        self.pair(hash).into_iter().find(|at| {
+            let place = &self.places[*at];
+            place.hash == hash && place.name != 0
+        })
+    }
+
+    fn pair(&self, hash: u64) -> [usize; 2] {
         // Their number is a power of two.
-        hash as usize & (self.places.len() - 1)
+        let first = hash as usize & (self.places.len() - 1);
+        [first, first ^ 1]
+    }
+
+    /// Where a topic is put that is not known: a free place, else that of another topic.
+    fn free(&self, hash: u64) -> usize {
+        let pair = self.pair(hash);
+        let free = |at: &usize| self.places[*at].topic.strong_count() == 0;
+        pair.into_iter().find(free).unwrap_or(pair[0])
     }
 
     /// A topic by name, as [`Topics::get`] finds it.
     pub fn get(&mut self, topics: &Topics, name: &str) -> Option<Arc<Topic>> {
         let hash = self.hash(name.as_bytes());
-        let place = &self.places[self.index(hash)];
-        if place.hash == hash
-            && let Some(topic) = place.topic.upgrade()
+        if let Some(index) = self.index(hash)
+            && let Some(topic) = self.places[index].topic.upgrade()
             && topic.config.name == name
             && !topic.replaced.load(Ordering::Acquire)
         {
@@ -93,7 +109,7 @@ impl KnownTopics {
         if self.used * 2 > self.places.len() && self.places.len() < PLACES.1 {
             self.grow();
         }
-        let index = self.index(hash);
+        let index = self.index(hash).unwrap_or_else(|| self.free(hash));
         let place = &mut self.places[index];
         self.used += usize::from(place.name == 0);
         *place = Place {
@@ -111,7 +127,7 @@ impl KnownTopics {
         self.used = 0;
         for place in std::mem::replace(&mut self.places, places) {
             if place.topic.strong_count() > 0 {
-                let index = self.index(place.hash);
+                let index = self.free(place.hash);
                 self.used += usize::from(self.places[index].name == 0);
                 self.places[index] = place;
             }
@@ -123,7 +139,9 @@ impl KnownTopics {
         if !self.are_many() {
             return;
         }
-        let index = self.index(self.hash(topic.config.name.as_bytes()));
+        let Some(index) = self.index(self.hash(topic.config.name.as_bytes())) else {
+            return;
+        };
         let place = &mut self.places[index];
         let id = usize::try_from(queue_id).unwrap_or(QUEUES);
         if place.topic.as_ptr() == Arc::as_ptr(topic)
@@ -140,11 +158,10 @@ impl KnownTopics {
 
     /// Has fetched what a send to a queue of that topic will touch.
     pub fn fetch(&self, name: &[u8], queue_id: usize) {
-        let hash = self.hash(name);
-        let place = &self.places[self.index(hash)];
-        if place.hash != hash || place.name == 0 {
+        let Some(index) = self.index(self.hash(name)) else {
             return;
-        }
+        };
+        let place = &self.places[index];
         let topic = place.topic.as_ptr().addr();
         prefetch(topic - COUNTS_BEFORE);
         for offset in (0..size_of::<Topic>()).step_by(CACHE_LINE) {
