@@ -483,6 +483,31 @@ fn runtime_information_has_what_tools_read() {
     assert_eq!(running.stop().code(), Some(0));
 }
 
+/// Messages in queues that were taken away would not be consumed any more.
+#[test]
+fn what_is_not_named_of_a_topic_that_is_changed_stays_as_it_is() {
+    let dir = directory();
+    let running = Running::start(dir.path(), &[]);
+    let create = ["topic", "create", "Wide"];
+    let with = |options: &[&str]| text(&running, &[&create[..], options].concat());
+    assert!(with(&["--queues", "16", "--order"]).contains("Wide with 16 queues"));
+    assert!(with(&["--perm", "r"]).contains("Wide with 16 queues"));
+    let topics = std::fs::read(dir.path().join("config/topics.json")).expect("topics.json");
+    let topics: Value = fastjson::from_slice(&topics).expect("JSON");
+    let wide = &topics["topicConfigTable"]["Wide"];
+    let members = ["readQueueNums", "writeQueueNums", "perm", "order"].map(|name| &wide[name]);
+    assert_eq!(
+        members,
+        [&Value::from(16), &16.into(), &4.into(), &true.into()]
+    );
+    with(&["--queues", "4"]);
+    let status = text(&running, &["topic", "status", "Wide"]);
+    assert_eq!(status.lines().count(), 1 + 4 + 1, "{status}");
+    let topics = std::fs::read(dir.path().join("config/topics.json")).expect("topics.json");
+    let topics: Value = fastjson::from_slice(&topics).expect("JSON");
+    assert_eq!(topics["topicConfigTable"]["Wide"]["perm"], 4);
+}
+
 #[test]
 fn health_readiness_and_metrics_are_told_over_http() {
     let dir = directory();

@@ -3,24 +3,30 @@
 use saturnmq_net::codes::{request, response};
 use saturnmq_net::messages::namesrv::DeleteTopicInNamesrv;
 use saturnmq_net::messages::stats::TopicStatsTable;
-use saturnmq_net::messages::topic::{CreateTopic, TopicName};
+use saturnmq_net::messages::topic::{
+    CreateTopic, TopicConfig, TopicConfigSerializeWrapper, TopicFilterType, TopicName,
+};
 use serde_json::json;
 
 use super::cluster::{Cluster, body, masters_of};
 use super::table::Table;
 use super::{AdminError, Output, counted};
 use crate::names;
+use crate::topics::{PERM_READ, PERM_WRITE};
+
+/// Queues of a topic that is made without saying how many.
+pub const QUEUES: i32 = 8;
 
 /// What a topic is to be.
 #[derive(Debug, Clone)]
 pub struct NewTopic<'a> {
     /// Name.
     pub name: &'a str,
-    /// Queues to read and to write.
-    pub queues: i32,
-    /// Permission bits.
-    pub perm: i32,
-    /// Whether its messages are globally ordered.
+    /// Queues to read and to write; `None`: as many as it has, or [`QUEUES`].
+    pub queues: Option<i32>,
+    /// Permission bits; `None`: as they are, or read and write.
+    pub perm: Option<i32>,
+    /// Whether its messages are globally ordered; a topic that is altered stays so.
     pub order: bool,
     /// `+key=value,-key`.
     pub attributes: &'a str,
@@ -35,31 +41,54 @@ pub fn create(
     new: &NewTopic<'_>,
     to: &mut Output<'_>,
 ) -> Result<(), AdminError> {
-    let asked = CreateTopic {
-        topic: new.name,
-        default_topic: Some(names::AUTO_CREATE_TOPIC),
-        read_queue_nums: new.queues,
-        write_queue_nums: new.queues,
-        perm: new.perm,
-        topic_filter_type: Some("SINGLE_TAG"),
-        topic_sys_flag: Some(0),
-        order: new.order,
-        attributes: Some(new.attributes),
-        force: None,
-    };
     for (broker, address) in cluster.masters()? {
+        // What is not named stays: queues taken away would take their messages from consumers.
+        let known = config_of(cluster, &address, new.name)?;
+        let queues = |known: Option<i32>| new.queues.or(known).unwrap_or(QUEUES);
+        let asked = CreateTopic {
+            topic: new.name,
+            default_topic: Some(names::AUTO_CREATE_TOPIC),
+            read_queue_nums: queues(known.as_ref().map(|known| known.read_queue_nums)),
+            write_queue_nums: queues(known.as_ref().map(|known| known.write_queue_nums)),
+            perm: new
+                .perm
+                .or(known.as_ref().map(|known| known.perm))
+                .unwrap_or(PERM_READ | PERM_WRITE),
+            topic_filter_type: Some(
+                known
+                    .as_ref()
+                    .map_or(TopicFilterType::SingleTag, |known| known.topic_filter_type)
+                    .name(),
+            ),
+            topic_sys_flag: Some(known.as_ref().map_or(0, |known| known.topic_sys_flag)),
+            order: new.order || known.as_ref().is_some_and(|known| known.order),
+            attributes: Some(new.attributes),
+            force: None,
+        };
         let code = request::UPDATE_AND_CREATE_TOPIC;
         cluster.ask_broker(&address, code, |out| asked.encode_fields(out), &[])?;
-        let (name, queues) = (new.name, new.queues);
+        let name = new.name;
         to.line(&format!(
             "{name} with {} on {broker} ({address})",
-            counted(queues, "queue")
+            counted(asked.read_queue_nums, "queue")
         ))?;
         if to.json {
             to.value(&json!({"topic": name, "broker": broker, "address": address}))?;
         }
     }
     Ok(())
+}
+
+/// A topic as a broker has it.
+fn config_of(
+    cluster: &mut Cluster,
+    address: &str,
+    topic: &str,
+) -> Result<Option<TopicConfig>, AdminError> {
+    let code = request::GET_ALL_TOPIC_CONFIG;
+    let answer = cluster.ask_broker(address, code, |_| {}, &[])?;
+    let mut all: TopicConfigSerializeWrapper = body(address, code, &answer)?;
+    Ok(all.topic_config_table.remove(topic))
 }
 
 /// Lists topics; those of the system only if asked for.

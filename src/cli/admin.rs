@@ -103,19 +103,18 @@ pub enum Action {
 /// What to do with topics.
 #[derive(Debug, Clone, Subcommand)]
 pub enum TopicAction {
-    /// Create a topic on every broker, or change it.
+    /// Create a topic on every broker, or change what is named of it.
     Create {
         /// Topic.
         topic: String,
-        /// Queues: consumers of one group share them.
+        /// Queues: consumers of one group share them. A new topic has 8.
         #[arg(
-            long, value_name = "N", default_value_t = 8, value_parser = queue_count(),
-            allow_negative_numbers = true
+            long, value_name = "N", value_parser = queue_count(), allow_negative_numbers = true
         )]
-        queues: i32,
-        /// Who may use it: rw, r or w.
-        #[arg(long, default_value = "rw", value_parser = permission)]
-        perm: i32,
+        queues: Option<i32>,
+        /// Who may use it: rw, r or w. A new topic has rw.
+        #[arg(long, value_parser = permission)]
+        perm: Option<i32>,
         /// All messages are meant to be in one order.
         #[arg(long)]
         order: bool,
