@@ -557,8 +557,8 @@ pub(crate) mod tests {
         found.sort_unstable();
         let expected = [
             ("Good", 0, 65_536, 2),
-            ("High", 8, 16, 6),
-            ("Low", 16, 8, 6),
+            ("High", 8, 8, 6),
+            ("Low", 8, 8, 6),
             ("Odd", 16, 16, 6),
         ];
         assert_eq!(found, expected);

@@ -1,5 +1,7 @@
 //! Reads the topics from their state file (docs/format.md, State files).
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
 use super::TopicConfig;
@@ -47,7 +49,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Loaded, String> {
             for wrong in wrong {
                 tracing::warn!("topics.json: topic {wrong}");
             }
-            TopicConfig::read(name, &sound)
+            TopicConfig::read(name, &with_both_counts(name, value, sound))
         })
         .collect();
     Ok(Loaded {
@@ -55,4 +57,22 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Loaded, String> {
         generation: Generation::of(root.get("dataVersion")),
         topics,
     })
+}
+
+/// Where one of the two numbers of queues cannot be used, the other one stands for both: what is
+/// sent to more queues than are read is read by nobody.
+fn with_both_counts<'a>(name: &str, said: &Value, mut sound: Cow<'a, Value>) -> Cow<'a, Value> {
+    let [read, write] = ["readQueueNums", "writeQueueNums"];
+    for (left_out, other) in [(read, write), (write, read)] {
+        let is_left_out = said.get(left_out).is_some_and(|value| !value.is_null());
+        if is_left_out
+            && sound.get(left_out).is_none()
+            && let Some(queues) = sound.get(other).cloned()
+            && let Value::Object(members) = sound.to_mut()
+        {
+            tracing::warn!("topics.json: topic {name:?}: {left_out}={queues} is used, as {other}");
+            members.insert(left_out.to_owned(), queues);
+        }
+    }
+    sound
 }
