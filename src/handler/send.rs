@@ -51,6 +51,14 @@ struct InFlight {
     end: Option<Box<Ending>>,
 }
 
+/// The destination of a send whose frame was not decoded.
+struct Coming {
+    /// Address of the frame.
+    at: usize,
+    hash: u64,
+    queue_id: usize,
+}
+
 /// What one core needs for sends.
 pub struct Sends {
     port: AppendPort,
@@ -67,6 +75,7 @@ pub struct Sends {
     random: u64,
     topics: KnownTopics,
     destinations: Destinations,
+    coming: Option<Coming>,
     store_host: SocketAddr,
     cluster: String,
     max_message_size: usize,
@@ -90,6 +99,7 @@ impl Sends {
             random: (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
             topics: KnownTopics::default(),
             destinations: Destinations::default(),
+            coming: None,
             store_host: broker.store_host,
             cluster: config.cluster.clone(),
             max_message_size: broker.live.load().max_message_size,
@@ -145,13 +155,34 @@ impl Sends {
         Ok(())
     }
 
-    /// Has fetched what the send that these bytes begin with will touch.
-    pub fn fetch_for(&self, bytes: &[u8]) {
-        if self.topics.are_many()
-            && let Some((topic, queue_id)) = self.destinations.find(bytes)
-        {
-            self.topics.fetch(topic, queue_id);
+    /// Has fetched what the send that these bytes begin with will touch, and of the one behind it
+    /// where that stands.
+    pub fn fetch_for(&mut self, bytes: &[u8]) {
+        if !self.topics.are_many() {
+            return;
         }
+        let here = bytes.as_ptr().addr();
+        let coming = self.coming.take().filter(|coming| coming.at == here);
+        if let Some(coming) = coming.or_else(|| self.coming(bytes)) {
+            self.topics.fetch(coming.hash, coming.queue_id);
+        }
+        let length = bytes
+            .first_chunk()
+            .map(|length| u32::from_be_bytes(*length));
+        let behind = length.and_then(|length| bytes.get(4 + length as usize..));
+        self.coming = behind.and_then(|behind| self.coming(behind));
+        if let Some(coming) = &self.coming {
+            self.topics.fetch_place(coming.hash);
+        }
+    }
+
+    fn coming(&self, bytes: &[u8]) -> Option<Coming> {
+        let (topic, queue_id) = self.destinations.find(bytes)?;
+        Some(Coming {
+            at: bytes.as_ptr().addr(),
+            hash: self.topics.hash(topic),
+            queue_id,
+        })
     }
 
     /// A number from a xorshift generator.

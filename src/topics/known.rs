@@ -59,7 +59,8 @@ impl Default for KnownTopics {
 }
 
 impl KnownTopics {
-    fn hash(&self, name: &[u8]) -> u64 {
+    /// What a topic's name is known by.
+    pub fn hash(&self, name: &[u8]) -> u64 {
         let mut hasher = self.hasher.build_hasher();
         hasher.write(name);
         hasher.finish()
@@ -156,9 +157,16 @@ impl KnownTopics {
         self.used >= MANY
     }
 
-    /// Has fetched what a send to a queue of that topic will touch.
-    pub fn fetch(&self, name: &[u8], queue_id: usize) {
-        let Some(index) = self.index(self.hash(name)) else {
+    /// Has fetched where what is known of a topic stands, by the hash of its name.
+    pub fn fetch_place(&self, hash: u64) {
+        // Both of the pair: lines are fetched in pairs.
+        let [first, _] = self.pair(hash);
+        prefetch(self.places.as_ptr().addr() + first * size_of::<Place>());
+    }
+
+    /// Has fetched what a send to a queue of a topic will touch, by the hash of its name.
+    pub fn fetch(&self, hash: u64, queue_id: usize) {
+        let Some(index) = self.index(hash) else {
             return;
         };
         let place = &self.places[index];
@@ -250,8 +258,10 @@ mod tests {
             for name in &names {
                 let topic = known.get(&topics, name).expect("a topic");
                 assert_eq!(topic.config.name, *name);
-                known.fetch(name.as_bytes(), 3);
-                known.fetch(name.as_bytes(), 1 << 40);
+                for queue_id in [3, 1 << 40] {
+                    known.fetch_place(known.hash(name.as_bytes()));
+                    known.fetch(known.hash(name.as_bytes()), queue_id);
+                }
             }
         }
         assert!(known.are_many());
