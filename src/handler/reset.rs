@@ -6,7 +6,6 @@ use std::time::Instant;
 
 mod by_clients;
 
-use saturnmq_net::command::Language;
 use saturnmq_net::messages::lock::MessageQueue;
 use saturnmq_net::messages::offset::{ResetOffset, ResetOffsetBody};
 use saturnmq_storage::queue_table::Queue;
@@ -56,13 +55,11 @@ pub fn reset(broker: &Broker, request: &Request<'_>) -> Answer {
         queue_id: asked.queue_id.filter(|id| *id >= 0),
         offset: asked.offset.filter(|offset| *offset != -1),
     };
-    let cpp = request.command.language == Language::Cpp;
     Answer::Turns(Box::new(move |services, slot| match wanted.queues() {
         Ok(queues) => {
             let targets = Vec::new();
             let moving = Moving {
                 wanted,
-                cpp,
                 queues,
                 targets,
                 moved: 0,
@@ -117,7 +114,6 @@ impl Wanted {
 /// A group that is being moved; a topic may have tens of thousands of queues.
 struct Moving {
     wanted: Wanted,
-    cpp: bool,
     /// Queues whose targets are not known yet: nothing moves before all are.
     queues: Range<i32>,
     targets: Vec<(i32, i64)>,
@@ -145,10 +141,8 @@ impl Moving {
             }
         }
         let body = self.body(&services.broker);
-        let reply = written(|out| match self.cpp {
-            true => body.write_for_cpp(out),
-            false => body.write(out),
-        });
+        // Also for a tool that calls itself C++, as mqadmin does for such groups: it reads no list.
+        let reply = written(|out| body.write(out));
         let broker = Arc::clone(&services.broker);
         // Acknowledged resets outlive a crash.
         let ticket = broker.offsets.save();

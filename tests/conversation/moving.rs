@@ -131,6 +131,25 @@ fn without_the_server_s_own_way_the_clients_are_told_where_to_go_on() {
 }
 
 #[test]
+fn a_tool_that_resets_a_group_of_cpp_clients_gets_a_table_that_it_can_read() {
+    let (running, _dir) = broker(&[]);
+    let mut tool = Talk::to(running.address("broker"));
+    tool.send_message("T", 0, "", b"a");
+    assert_eq!(tool.pull(&Pull::of("T", 0)).code, 0, "makes the group");
+    let fields = r#"{"topic":"T","group":"g","timestamp":"-1","isForce":"true"}"#;
+    let header = format!(
+        r#"{{"code":222,"language":"CPP","version":477,"opaque":7,"flag":0,"extFields":{fields}}}"#
+    );
+    let length = u32::try_from(header.len()).expect("short");
+    tool.send_bytes(&(length + 4).to_be_bytes());
+    tool.send_bytes(&length.to_be_bytes());
+    tool.send_bytes(header.as_bytes());
+    let answer = tool.answer(7);
+    assert_eq!(answer.code, 0, "{answer:?}");
+    assert!(offsets(&answer.body).contains(&1), "to the end: {answer:?}");
+}
+
+#[test]
 fn a_group_s_offsets_can_be_copied_and_compared() {
     let (running, dir) = broker(&[]);
     let mut talk = Talk::to(running.address("broker"));
