@@ -115,11 +115,16 @@ impl LastRun {
         self.queues.as_ref()?.get(topic)?.get(&queue_id)
     }
 
+    /// Whether the record at a log offset is one of a topic that was removed behind it.
+    pub fn was_removed(&self, topic: &str, offset: u64) -> bool {
+        self.removed.get(topic).is_some_and(|end| offset < *end)
+    }
+
     /// Whether the record at a log offset belongs to no queue that there was at the resume point,
     /// or was removed since: its topic was deleted before, and perhaps made again.
     pub fn had_deleted(&self, (topic, queue_id, at): (&str, i32, u64), offset: u64) -> bool {
         let below = |limit: i64| u64::try_from(limit).is_ok_and(|limit| at < limit);
-        if self.removed.get(topic).is_some_and(|end| offset < *end) {
+        if self.was_removed(topic, offset) {
             return true;
         }
         self.vouches_for(offset)

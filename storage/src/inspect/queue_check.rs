@@ -347,7 +347,8 @@ impl<'v> QueueCheck<'v> {
     fn without_queue(&mut self, (topic, queue_id, at): (&str, i32, u64), offset: u64) {
         let run = &self.view.last_run;
         let was_there = run.queue(topic, queue_id).is_some();
-        if was_there && run.had_deleted((topic, queue_id, at), offset) {
+        let deleted = was_there && run.had_deleted((topic, queue_id, at), offset);
+        if deleted || run.was_removed(topic, offset) {
             self.superseded += 1;
             return;
         }

@@ -212,6 +212,10 @@ fn open_index<'v>(
     view: &'v StoreView,
     findings: &mut Findings,
 ) -> Result<Option<IndexCheck<'v>>, InspectError> {
+    // They are half made.
+    if view.last_run.is_in_doubt() {
+        return Ok(None);
+    }
     let Some((files, misfits)) = IndexFiles::open(view)? else {
         return Ok(None);
     };
@@ -446,6 +450,11 @@ impl Walk<'_> {
             let text =
                 format!("{count} records hold whole batches, which only BatchCQ queues name");
             self.tally.notes.push(text);
+        }
+        if self.view.last_run.is_in_doubt() {
+            let text = "queues and index were being made again when the last start was \
+                        interrupted: the next one makes them, and the index was not looked at";
+            self.tally.notes.push(text.to_owned());
         }
         let begin = self.view.log_begin_now();
         let end = self.end.max(begin);

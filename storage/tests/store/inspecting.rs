@@ -1,6 +1,6 @@
 //! Looking at the store of a running broker, and at one that it left.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +10,7 @@ use saturnmq_storage::config::{FlushMode, StoreConfig};
 use saturnmq_storage::format::index_entry::IndexShape;
 use saturnmq_storage::inspect::{Found, StoreView, Verified, verify};
 use saturnmq_storage::layout::Layout;
+use saturnmq_storage::resume::ResumePoint;
 use saturnmq_storage::store::Store;
 
 use crate::damage::{COUNT, crashed, flip, served};
@@ -196,6 +197,59 @@ fn a_topic_that_is_made_again_keeps_what_it_took_and_its_offsets_after_a_kill() 
         opened.store.close().expect("close");
         assert_eq!(look(&config).damage, 0, "{:#?}", look(&config));
     }
+}
+
+/// A kill can come before a queue of it has a directory.
+#[test]
+fn a_topic_that_was_made_again_a_moment_before_a_kill_is_sound() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = small_config(dir.path());
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    fill(&opened.store, &mut sender, "Young", 0..80);
+    fill(&opened.store, &mut sender, "Other", 0..80);
+    opened.store.close().expect("close");
+    let resume = dir.path().join("saturnmq.resume");
+    let before = fs::read(&resume).expect("a resume point");
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    opened.store.remove_topic("Young").expect("remove");
+    fill(&opened.store, &mut sender, "Young", 0..4);
+    drop(opened);
+    fs::write(&resume, &before).expect("write");
+    fs::remove_dir_all(dir.path().join("consumequeue/Young/3")).expect("remove");
+    let found = look(&config);
+    assert_eq!(found.damage, 0, "{found:#?}");
+    let opened = open(&config).expect("open");
+    let queue = opened.store.queue("Young", 3).expect("queue");
+    assert_eq!((queue.min_offset(), queue.max_offset()), (0, 1));
+    opened.store.close().expect("close");
+}
+
+/// The next start makes them; nothing is lost.
+#[test]
+fn queues_and_index_that_were_being_made_again_are_no_damage() {
+    let left = Left::by(true, |store, sender| fill(store, sender, "T", 0..200));
+    let index = fs::read_dir(left.path("index")).expect("index").next();
+    let index = index.expect("a file").expect("entry").path();
+    let file = OpenOptions::new().write(true).open(&index).expect("open");
+    let shape = IndexShape {
+        slots: left.config.index_slots,
+        items: left.config.index_items,
+    };
+    let places = (1..20).map(|item| shape.item_position(item));
+    for place in places {
+        file.write_all_at(&[9; 4], place).expect("damage");
+    }
+    assert_ne!(look(&left.config).damage, 0);
+    let path = left.path("saturnmq.resume");
+    let mut point = ResumePoint::load(&path).expect("load").expect("a point");
+    point.in_doubt = true;
+    point.store(&path).expect("store");
+    let found = look(&left.config);
+    assert_eq!(found.damage, 0, "{found:#?}");
+    let said = |note: &String| note.contains("being made again");
+    assert!(found.notes.iter().any(said), "{found:#?}");
 }
 
 #[test]
