@@ -18,6 +18,10 @@ pub const KEYS: &str = "KEYS";
 pub const WAIT: &str = "WAIT";
 /// Delay level.
 pub const DELAY: &str = "DELAY";
+/// Region of the broker that took the message.
+pub const MSG_REGION: &str = "MSG_REGION";
+/// Whether the message is traced.
+pub const TRACE_ON: &str = "TRACE_ON";
 /// Name of the cluster that stored the message.
 pub const CLUSTER: &str = "CLUSTER";
 /// Unique key made by the client.

@@ -312,7 +312,9 @@ fn store(
     let key = sends.scan.get(send.properties, properties::UNIQ_KEY);
     let key = KeptKey::keep(key.filter(|_| request.is_v5()));
     let text = send.properties;
-    stored.write(text, &mut sends.scan, &sends.cluster, &mut sends.properties);
+    let live = broker.live.load();
+    let origin = (sends.cluster.as_str(), &**live);
+    stored.write(text, &mut sends.scan, origin, &mut sends.properties);
     if sends.properties.len() > stored.properties_max() {
         return illegal(broker, sends.max_message_size);
     }
@@ -379,8 +381,14 @@ fn batch(
     let key = KeptKey::keep(key.filter(|_| request.is_v5()));
     sends.properties.clear();
     sends.scan.remove(send.properties, properties::CLUSTER);
+    if request.is_v5() {
+        send_properties::remove_traced(send.properties, &mut sends.scan);
+    }
     sends.scan.write(send.properties, &mut sends.properties);
     properties::append(&mut sends.properties, properties::CLUSTER, &sends.cluster);
+    if request.is_v5() {
+        send_properties::append_traced(&broker.live.load(), &mut sends.properties);
+    }
     let Some(queue) = broker.queue(&topic, queue_id) else {
         return send_checks::refused(broker, SYSTEM_ERROR, "the queue cannot be opened");
     };

@@ -12,6 +12,7 @@ use saturnmq_storage::queue_table::Queue;
 
 use crate::answer::{Answer, Reply, SYSTEM_ERROR};
 use crate::broker::Broker;
+use crate::config::LiveConfig;
 use crate::handler::MESSAGE_ILLEGAL;
 use crate::handler::properties::{self, PropertyScan};
 use crate::handler::send_checks;
@@ -146,6 +147,20 @@ pub fn counted(broker: &Broker, stored_in: &str, topic: &Arc<Topic>) -> Arc<Topi
     other.unwrap_or_else(|| Arc::clone(topic))
 }
 
+/// Takes out what [`append_traced`] sets.
+pub fn remove_traced(text: &str, scan: &mut PropertyScan) {
+    scan.remove(text, properties::MSG_REGION);
+    scan.remove(text, properties::TRACE_ON);
+}
+
+/// Where a message came in, and whether it is traced: consumers of 5.x write no trace of a message
+/// that does not say so.
+pub fn append_traced(live: &LiveConfig, out: &mut Vec<u8>) {
+    properties::append(out, properties::MSG_REGION, &live.region_id);
+    let on = if live.trace_on { "true" } else { "false" };
+    properties::append(out, properties::TRACE_ON, on);
+}
+
 /// What decides over the stored properties of a single message.
 pub struct Stored<'a> {
     /// Delay level, at most the table's last; 0 for none.
@@ -221,8 +236,14 @@ impl Stored<'_> {
     }
 
     /// Builds the property string from the client's `text`, which `scan` has read, as Apache 4.9
-    /// stores it.
-    pub fn write(&self, text: &str, scan: &mut PropertyScan, cluster: &str, out: &mut Vec<u8>) {
+    /// stores it; for a 5.x client with what its consumers need for traces.
+    pub fn write(
+        &self,
+        text: &str,
+        scan: &mut PropertyScan,
+        (cluster, live): (&str, &LiveConfig),
+        out: &mut Vec<u8>,
+    ) {
         out.clear();
         let redirected = self.level > 0 || self.half || self.time.is_some();
         scan.remove(text, properties::CLUSTER);
@@ -250,8 +271,14 @@ impl Stored<'_> {
         if id.is_some() {
             scan.remove(text, properties::TRANSACTION_ID);
         }
+        if self.v5 {
+            remove_traced(text, scan);
+        }
         scan.write(text, out);
         properties::append(out, properties::CLUSTER, cluster);
+        if self.v5 {
+            append_traced(live, out);
+        }
         if self.dead && self.v5 {
             properties::append(out, properties::DELAY, "-1");
         }

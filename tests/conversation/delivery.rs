@@ -15,6 +15,37 @@ pub(super) fn next(talk: &mut Talk, pull: &Pull<'_>) -> (Arrived, (i64, Vec<u8>,
     (answer, record)
 }
 
+/// Consumers of 5.x write a message trace only of messages that say where they came in, as those
+/// that a 5.x broker took from a 5.x client do.
+#[test]
+fn a_message_of_a_5_x_client_says_where_it_came_in_and_that_it_is_traced() {
+    let (running, _dir) = broker(&["--set", "regionId=Here"]);
+    let mut talk = Talk::to(running.address("broker"));
+    let mut stored = |version: i32, properties: &str| {
+        talk.version = version;
+        let sent = talk.send_message("T", 0, properties, b"x");
+        let offset = sent.ext["queueOffset"].parse().expect("an offset");
+        let (_, (_, _, properties)) = next(&mut talk, &Pull::of("T", offset));
+        let pairs = properties.split('\u{2}');
+        pairs
+            .filter(|pair| pair.starts_with("MSG_REGION") || pair.starts_with("TRACE_ON"))
+            .map(|pair| pair.replace('\u{1}', "="))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(stored(399, "a\u{1}b"), [""; 0]);
+    for properties in [
+        "",
+        "a\u{1}b",
+        "MSG_REGION\u{1}There\u{2}TRACE_ON\u{1}false\u{2}a\u{1}b",
+    ] {
+        assert_eq!(
+            stored(479, properties),
+            ["MSG_REGION=Here", "TRACE_ON=true"],
+            "{properties:?}"
+        );
+    }
+}
+
 #[test]
 fn a_delayed_message_arrives_after_its_delay_with_its_properties() {
     let (running, _dir) = broker(&LEVELS);
