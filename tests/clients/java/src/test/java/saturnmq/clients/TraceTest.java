@@ -48,10 +48,7 @@ class TraceTest {
             try {
                 SendResult sent = stored(producer.send(message(topic, "t", what)));
                 inbox.await(1);
-                // Consumers of 5.x trace only messages that carry the region's name, which 5.x
-                // brokers store with each and 4.9 brokers, and SaturnMQ, do not.
-                Set<String> all = Cluster.CLIENT_VERSION.startsWith("4.")
-                    ? Set.of("Pub", "SubBefore", "SubAfter") : Set.of("Pub");
+                Set<String> all = Set.of("Pub", "SubBefore", "SubAfter");
                 Await.until("all trace records of " + sent.getMsgId(),
                     () -> kinds(traces, sent.getMsgId()).equals(all));
             } finally {
