@@ -435,6 +435,27 @@ fn a_clock_that_was_put_back_over_a_restart_loses_no_message() {
 }
 
 #[test]
+fn a_clock_that_was_put_back_before_a_stop_delivers_nothing_twice() {
+    let (running, dir) = broker(&QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    for key in ["a", "b", "c"] {
+        talk.timed("T", key, "TIMER_DELAY_MS", 200);
+    }
+    talk.until_seen("T", 3);
+    assert!(running.stop().success());
+    // As a run leaves it whose clock was put back by ten seconds after that: the time of its check
+    // point is still that of the last slot that was delivered.
+    let check = dir.path().join("config/timercheck");
+    let mut bytes = std::fs::read(&check).unwrap();
+    bytes[..8].copy_from_slice(&((now_ms() - 10_000) / 100 * 100).to_be_bytes());
+    std::fs::write(&check, bytes).unwrap();
+    let running = Running::start(dir.path(), &QUICK);
+    let mut talk = Talk::to(running.address("broker"));
+    let found = settled(&mut talk, 3);
+    assert_eq!(found.len(), 4, "{found:?}");
+}
+
+#[test]
 fn a_damaged_entry_of_the_timer_topic_costs_no_message() {
     let stopped = [QUICK[0], QUICK[1], "--set", "timerStopEnqueue=true"];
     let (running, dir) = broker(&stopped);

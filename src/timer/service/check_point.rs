@@ -22,7 +22,7 @@ impl Open {
         if self.is_due(now) && self.direct.is_empty() {
             let progress = self.progress();
             self.store
-                .begin_check_point(self.read_ms, progress, now_ms())?;
+                .begin_check_point(self.read_ms, progress, self.noted_ms())?;
             self.next_check = now + self.check_interval;
             self.idle_check = now + IDLE_CHECK;
         }
@@ -56,7 +56,14 @@ impl Open {
     /// Notes how far everything is and waits for that.
     pub(super) fn note(&mut self) -> Result<(), TimerError> {
         let progress = self.progress();
-        self.store.check_point(self.read_ms, progress, now_ms())
+        self.store
+            .check_point(self.read_ms, progress, self.noted_ms())
+    }
+
+    /// The time of a check point: where the clock was put back, that up to which slots may have been
+    /// delivered, for the next start is to look for what they had.
+    fn noted_ms(&self) -> i64 {
+        now_ms().max(self.doubtful_ms)
     }
 
     pub(super) fn trim(&mut self, broker: &Broker, now: Instant) -> Result<(), TimerError> {

@@ -28,7 +28,8 @@ impl Open {
         let mut topic = Messages::new(reader, queue, broker.store.min_log_offset());
         let (mut store, report) = TimerStore::open(&layout, settings, now, &mut topic)?;
         let read_ms = settings.round(store.check().read_ms);
-        let said_ms = report.said_ms.max(read_ms);
+        let noted_ms = store.check().version_ms;
+        let said_ms = report.said_ms.max(read_ms).max(noted_ms);
         let clean = clean && !report.unchecked;
         let next = match report.lost {
             true => store.queue_offset().clamp(min, max),

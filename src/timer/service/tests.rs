@@ -66,6 +66,19 @@ fn a_clock_that_is_put_back_while_the_broker_runs_has_its_slots_again_with_doubt
 }
 
 #[test]
+fn a_check_point_tells_of_slots_that_were_delivered_before_the_clock_was_put_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let now = now_ms() / 1000 * 1000;
+    let mut open = open(dir.path(), now);
+    open.see_clock(0, true, now + HOUR);
+    open.read_ms = now + HOUR;
+    open.see_clock(0, true, now);
+    open.note().unwrap();
+    let check = open.store.check();
+    assert_eq!((check.read_ms, check.version_ms), (now, now + HOUR));
+}
+
+#[test]
 fn no_check_point_is_made_while_late_messages_are_on_their_way() {
     let dir = tempfile::tempdir().unwrap();
     let mut open = open(dir.path(), NOW);
