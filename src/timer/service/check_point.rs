@@ -60,8 +60,8 @@ impl Open {
             .check_point(self.read_ms, progress, self.noted_ms())
     }
 
-    /// The time of a check point: where the clock was put back, that up to which slots may have been
-    /// delivered, for the next start is to look for what they had.
+    /// The time of a check point: where the clock was put back, that up to which slots may have
+    /// been delivered, for the next start is to look for what they had.
     fn noted_ms(&self) -> i64 {
         now_ms().max(self.doubtful_ms)
     }
