@@ -8,8 +8,15 @@ use super::delivery::next;
 use super::names::{back, one_message};
 use super::*;
 
-/// Retries and the delayed message are due two seconds later: mostly once the next broker serves.
+/// The retry and the delayed message are due in an hour, and with the settings of the next start
+/// at once: however long a broker takes, they wait when it ends.
 const SETTINGS: [&str; 4] = [
+    "--set",
+    "messageDelayLevel=1s 1h 1s 1s 1s",
+    "--set",
+    "enablePropertyFilter=true",
+];
+const NEXT: [&str; 4] = [
     "--set",
     "messageDelayLevel=1s 2s 1s 1s 1s",
     "--set",
@@ -18,14 +25,14 @@ const SETTINGS: [&str; 4] = [
 
 fn stopped(running: Running, dir: &Path) -> Running {
     assert_eq!(running.stop().code(), Some(0));
-    Running::start(dir, &SETTINGS)
+    Running::start(dir, &NEXT)
 }
 
 fn killed(mut running: Running, dir: &Path) -> Running {
     running.signal(Signal::SIGKILL);
     running.wait();
     drop(running);
-    Running::start(dir, &SETTINGS)
+    Running::start(dir, &NEXT)
 }
 
 /// Numbers of the messages in queue 0 of a topic.
