@@ -296,7 +296,10 @@ fn remove(services: &mut ServiceContext, topic: &str) -> Result<LastChanges, Rep
         last.add(removed.or_else(|| Some(broker.persist.latest(File::Topics))));
         last.add(Some(broker.offsets.remove_topic(&name)));
         let queues = broker.store.remove_topic(&name).map_err(|error| {
-            let remark = format!("{name} is removed, but its queue files are not: {error}");
+            let remark = format!(
+                "{name} is removed as long as this broker runs, and may be back after a kill: \
+                 remove it once more. {error}"
+            );
             Reply::error(SYSTEM_ERROR, remark)
         })?;
         broker.queues_gone(&queues);

@@ -69,13 +69,8 @@ impl Flusher {
         self.candidate = None;
         let place = if last.end <= durable { last } else { candidate };
         let grown = place.end.saturating_sub(self.made.end);
-        let queues = self.table.len() as u64;
-        let enough = self.resume_bytes.max(queues * BYTES_PER_QUEUE);
-        // Both grow alike: a start reads no more than it may, and points stand no closer than that.
-        let more = (queues * BYTES_PER_QUEUE) as f64 / self.resume_bytes.max(1) as f64;
-        let interval = self
-            .resume_interval
-            .mul_f64(more.clamp(1.0, INTERVAL_GROWS));
+        let spacing = (self.resume_bytes, self.resume_interval);
+        let (enough, interval) = spacing_of(self.table.len() as u64, spacing);
         let due = grown >= enough || self.made_at.elapsed() >= interval;
         if grown > 0 && due {
             self.make(place)
@@ -183,6 +178,15 @@ impl Flusher {
         self.made_at = Instant::now();
         Ok(())
     }
+}
+
+/// Log and time between two resume points of a store with so many queues. Both grow alike: a start
+/// reads no more than it may, and points stand no closer than that.
+fn spacing_of(queues: u64, (bytes, interval): (u64, Duration)) -> (u64, Duration) {
+    let of_queues = queues * BYTES_PER_QUEUE;
+    let times = of_queues as f64 / bytes.max(1) as f64;
+    let interval = interval.mul_f64(times.clamp(1.0, INTERVAL_GROWS));
+    (bytes.max(of_queues), interval)
 }
 
 /// The flusher's thread.
@@ -316,6 +320,21 @@ mod tests {
             flusher.look().expect("look");
             let made = flusher.dispatch.resumed.load(Ordering::SeqCst);
             assert_eq!(made == 100, is_due, "{bytes} bytes, {interval:?}");
+        }
+    }
+
+    #[test]
+    fn with_very_many_queues_resume_points_stand_further_apart_in_log_and_in_time() {
+        let few = (256 << 20, Duration::from_secs(5));
+        for (queues, bytes_mib, seconds) in [
+            (0, 256, 5),
+            (8192, 256, 5),
+            (16_384, 512, 10),
+            (49_152, 1536, 30),
+            (1_000_000, 31_250, 30),
+        ] {
+            let expected = (bytes_mib << 20, Duration::from_secs(seconds));
+            assert_eq!(spacing_of(queues, few), expected, "{queues} queues");
         }
     }
 
