@@ -145,10 +145,11 @@ impl KnownTopics {
         };
         let place = &mut self.places[index];
         let id = usize::try_from(queue_id).unwrap_or(QUEUES);
-        if place.topic.as_ptr() == Arc::as_ptr(topic)
-            && let Some(address) = place.queues.get_mut(id)
-        {
-            *address = Arc::as_ptr(queue).addr();
+        let known = place.topic.as_ptr() == Arc::as_ptr(topic);
+        let new = Arc::as_ptr(queue).addr();
+        // Nearly always it is known: a store would have the line written back.
+        if let Some(address) = place.queues.get_mut(id).filter(|at| known && **at != new) {
+            *address = new;
         }
     }
 
