@@ -221,6 +221,11 @@ fn errors_are_one_sentence_and_an_exit_code() {
     let running = Running::start(dir.path(), &[]);
     let sentence = refused(&running, &["topic", "create", "bad.name"]);
     assert!(sentence.contains("illegal characters"), "{sentence}");
+    let sentence = refused(&running, &["group", "progress", "nope"]);
+    assert!(
+        sentence.contains("no broker knows the group \"nope\""),
+        "{sentence}"
+    );
     let sentence = refused(&running, &["topic", "create", "TBW102"]);
     assert!(
         sentence.contains("conflict with system topic"),

@@ -74,6 +74,19 @@ fn members(
     }
 }
 
+/// Whether some broker has a group.
+fn exists(cluster: &mut Cluster, group: &str) -> Result<bool, AdminError> {
+    for (_, address) in cluster.masters()? {
+        let code = request::GET_ALL_SUBSCRIPTIONGROUP_CONFIG;
+        let answer = cluster.ask_broker(&address, code, |_| {}, &[])?;
+        let all: SubscriptionGroupWrapper = body(&address, code, &answer)?;
+        if all.subscription_group_table.contains_key(group) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Shows where a group stands in its topics.
 ///
 /// # Errors
@@ -126,6 +139,10 @@ pub fn progress(cluster: &mut Cluster, group: &str, to: &mut Output<'_>) -> Resu
                 "lastConsumedMs": last,
             }));
         }
+    }
+    if rows.is_empty() && online == 0 && !exists(cluster, group)? {
+        let sentence = format!("no broker knows the group {group:?}");
+        return Err(AdminError::Impossible(sentence));
     }
     if to.json {
         return to.value(&json!({
