@@ -310,15 +310,9 @@ impl ConsumeQueue {
         if unsynced.closed || entry.end() <= self.log_end() {
             return Ok(Placed::Duplicate);
         }
-        let expected = u64::try_from(offset)
-            .ok()
-            .and_then(|offset| offset.checked_mul(ENTRY))
-            .filter(|position| *position <= i64::MAX as u64 - self.file_size)
-            .ok_or(ConsumeQueueError::Offset { offset })?;
-        let files = self.files.load_full();
-        let bare = self.max_offset() == files.first() && offset > files.first();
-        if files.list.is_empty() || bare {
-            // A crash can leave a file without an entry, and offsets that were given out.
+        let expected = self.position_of(offset)?;
+        if self.is_bare() && (offset > self.max_offset() || self.files.load().list.is_empty()) {
+            // Offsets were given out before.
             self.drop_files(&mut unsynced)?;
             self.begin_at(expected, &mut unsynced)?;
         }
@@ -436,6 +430,34 @@ impl ConsumeQueue {
         let mut bytes = [0; ENTRY_SIZE];
         file.read_at(place, &mut bytes)?;
         Ok(ConsumeEntry::decode(&bytes))
+    }
+
+    /// Makes the first file of a queue without entries, so that it begins and ends at `offset`;
+    /// false if it has entries.
+    pub(crate) fn begin_without_entries(&self, offset: i64) -> Result<bool, ConsumeQueueError> {
+        let mut unsynced = self.lock();
+        let bare = !unsynced.closed && self.is_bare();
+        if bare {
+            let position = self.position_of(offset)?;
+            self.drop_files(&mut unsynced)?;
+            self.begin_at(position, &mut unsynced)?;
+        }
+        Ok(bare)
+    }
+
+    /// Whether there is no file, or a crash left one without an entry.
+    fn is_bare(&self) -> bool {
+        let files = self.files.load();
+        files.list.is_empty() || self.max_offset() == files.first()
+    }
+
+    /// Position of the entry at `offset`, if a file name can hold it.
+    fn position_of(&self, offset: i64) -> Result<u64, ConsumeQueueError> {
+        u64::try_from(offset)
+            .ok()
+            .and_then(|offset| offset.checked_mul(ENTRY))
+            .filter(|position| *position <= i64::MAX as u64 - self.file_size)
+            .ok_or(ConsumeQueueError::Offset { offset })
     }
 
     /// Makes the first file of an empty queue whose first entry is to stand at `position`.

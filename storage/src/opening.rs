@@ -44,6 +44,7 @@ mod doubt;
 mod evidence;
 mod late;
 mod misnamed;
+mod offsets;
 mod point;
 mod progress;
 mod seen;
@@ -106,6 +107,8 @@ struct Opening<'a> {
     known_to: u64,
     /// The same, unless another broker can have cut the log since: bad bytes below are damage.
     durable_to: u64,
+    /// Another broker wrote to the store since the resume point was stored.
+    foreign: bool,
     /// Queues and index were being made again from the beginning of the log.
     began_again: bool,
     /// Entries may be those of a start that was interrupted while it made them again.
@@ -150,6 +153,7 @@ pub(crate) fn recover(config: &StoreConfig, layout: &Layout) -> Result<Recovered
         removed: removed_topics::load(&layout.removed_topics()),
         known_to: 0,
         durable_to: 0,
+        foreign: false,
         began_again: false,
         was_in_doubt: false,
         noted: None,
@@ -204,7 +208,7 @@ impl Opening<'_> {
         // A resume point that names more than there is would bring it back.
         let cut = self.cut_entries(&table, &index, log_end)?;
         self.cut_log(&found)?;
-        let floors = self.set_offsets(&table);
+        let floors = self.set_offsets(&table)?;
         let late = Late::of(&self, &found, &table, &index);
         let resumed = self.resume.as_ref().map(last_of_point);
         let last = self.last_of(&found);
@@ -501,31 +505,6 @@ impl Opening<'_> {
             cut = true;
         }
         Ok(cut)
-    }
-
-    /// Sets the next offsets so that none is given twice, even if queues were lost. Returns those
-    /// that lie beyond their queue's end, by slot.
-    fn set_offsets(&self, table: &QueueTable) -> HashMap<u32, i64> {
-        let mut floors = HashMap::new();
-        for queue in table.all() {
-            queue.set_next_offset(queue.max_offset());
-        }
-        for (topic, queues) in &self.known {
-            for (queue_id, known) in queues {
-                let queue = table.get_or_create(topic, *queue_id);
-                if known.next > queue.next_offset() && !seeded(Fault::OffsetsFromQueues) {
-                    queue.set_next_offset(known.next);
-                    floors.insert(queue.slot, known.next);
-                }
-            }
-        }
-        for (slot, next) in self.unmade.iter().flat_map(|unmade| &unmade.next) {
-            if let Some(queue) = table.by_slot(*slot).filter(|q| q.next_offset() < *next) {
-                queue.set_next_offset(*next);
-                floors.insert(*slot, *next);
-            }
-        }
-        floors
     }
 }
 

@@ -75,6 +75,11 @@ impl Queue {
         self.files.min_offset()
     }
 
+    /// See [`ConsumeQueue::begin_without_entries`].
+    pub(crate) fn begin_without_entries(&self, offset: i64) -> Result<bool, ConsumeQueueError> {
+        self.files.begin_without_entries(offset)
+    }
+
     /// The queue offset that the next message gets.
     pub fn next_offset(&self) -> i64 {
         self.next_offset.0.load(Ordering::Acquire)

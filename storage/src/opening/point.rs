@@ -44,6 +44,7 @@ impl Opening<'_> {
         }
         let later = last_time(checkpoint) > point.last_timestamp;
         // Whatever another broker did to the log, it did.
+        self.foreign = later;
         if !later {
             self.refuse_shrunk()?;
             self.durable_to = self.known_to;

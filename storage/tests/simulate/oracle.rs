@@ -324,6 +324,11 @@ impl Oracle {
             queue.next_offset()
         );
         let (min, max) = (queue.min_offset(), queue.max_offset());
+        require!(
+            !in_log.is_empty() || max == queue.next_offset(),
+            "{place:?} without records ends at {max}, before {}",
+            queue.next_offset()
+        );
         let kept = in_log.iter().find(|(at, _)| *at >= self.expired_to);
         if let (Some((_, first)), Some((_, last))) = (kept, in_log.last()) {
             require!(
