@@ -279,16 +279,30 @@ impl<'a> Rebuild<'a> {
             return Ok(());
         }
         let note = note.filter(|_| !light::is_light(topic)).cloned();
-        // An entry can be damaged too: one that its queue has no use for says nothing against a
-        // record that goes on where it says.
-        if source == Source::Own
-            && self.stood_at.is_some()
-            && (self.is_missing_where_it_stood() || !self.track(&queue).goes_on_with(queue_offset))
-        {
+        if source == Source::Own && self.is_moved(&queue, queue_offset, entry)? {
             self.misfit(topic, queue_id, queue_offset, entry);
             return Ok(());
         }
         self.offer(&queue, queue_offset, Noted { entry, note })
+    }
+
+    /// Whether a record that names this place is of another one, by the entry that was made of it.
+    fn is_moved(
+        &mut self,
+        queue: &Queue,
+        queue_offset: i64,
+        entry: ConsumeEntry,
+    ) -> Result<bool, ConsumeQueueError> {
+        if self.stood_at.is_none() {
+            return Ok(false);
+        }
+        // Another queue can have an old entry: Apache leaves them behind where it cut its log.
+        if self.whole && self.files_tell && stands_at(queue, queue_offset, entry)? {
+            return Ok(false);
+        }
+        // An entry can be damaged too: one that its queue has no use for says nothing against a
+        // record that goes on where it says.
+        Ok(self.is_missing_where_it_stood() || !self.track(queue).goes_on_with(queue_offset))
     }
 
     fn is_missing_where_it_stood(&mut self) -> bool {

@@ -125,7 +125,7 @@ impl Seen {
     }
 
     /// Where the entry that was made of a record stands, if the record says that it belongs
-    /// elsewhere.
+    /// elsewhere. One where the record says is not always among those that are remembered.
     pub(super) fn contradicts<'a>(
         &self,
         scanned: &Scanned<'_>,
@@ -146,7 +146,8 @@ impl Seen {
             queue_id: record.queue_id(),
             queue_offset: record.queue_offset(),
         };
-        let all = || places.iter().map(place);
+        let is_of_it = |place: &&Place| place.size == record.size();
+        let all = || places.iter().filter(is_of_it).map(place);
         if record.is_queued() && all().any(|place| place == own) {
             return None;
         }

@@ -348,3 +348,47 @@ fn what_stands_inside_a_damaged_body_hides_no_message_before_or_behind_it() {
         opened.store.close().expect("close");
     }
 }
+
+/// Apache leaves entries in a queue's file where it cut its log after a power loss. Other messages
+/// stand at those log offsets since, and their own queues may have gone on far behind them.
+#[test]
+fn an_entry_that_a_cut_left_in_another_queue_costs_no_message() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let config = small_config(dir.path());
+    let mut opened = open(&config).expect("open");
+    let mut sender = Sender::new(opened.ports.remove(0));
+    let (idle, busy) = ("Idle", "Busy");
+    let [idle, busy] = [idle, busy].map(|topic| opened.store.queue_or_create(topic, 0));
+    for _ in 0..3 {
+        sender.send(&idle, b"idle", b"");
+    }
+    let first = sender.send(&busy, b"busy", b"");
+    let mut end = first.end;
+    for _ in 1..350 {
+        end = sender.send(&busy, b"busy", b"").end;
+    }
+    wait_dispatched(&opened.store, end);
+    opened.store.close().expect("close");
+    drop((opened, sender, idle, busy));
+    fs::remove_file(dir.path().join("saturnmq.resume")).expect("remove");
+    let path = dir.path().join("consumequeue/Idle/0/00000000000000000000");
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .expect("open");
+    let mut entry = [0; 20];
+    entry[..8].copy_from_slice(&first.physical_offset.to_be_bytes());
+    let size = u32::try_from(first.end - first.physical_offset).expect("short");
+    entry[8..12].copy_from_slice(&size.to_be_bytes());
+    file.write_all_at(&entry, 3 * 20).expect("write");
+    let opened = open(&config).expect("open");
+    let bodies = |topic: &str| {
+        let queue = opened.store.queue(topic, 0).expect("queue");
+        let messages = read_all(&mut opened.store.reader().expect("reader"), &queue).0;
+        Vec::from_iter(messages.iter().map(|message| message.queue_offset))
+    };
+    assert_eq!(bodies("Idle"), Vec::from_iter(0..3));
+    assert_eq!(bodies("Busy"), Vec::from_iter(0..350));
+    opened.store.close().expect("close");
+}
