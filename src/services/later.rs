@@ -97,13 +97,16 @@ impl Services {
         self.context.going_on.len() < GOING_ON_MAX
     }
 
-    /// Those that go on, each at most once, and those that waited for their first turn.
+    /// Those that go on, each at most once, and those that waited for their first turn; one of each
+    /// at least, however much time the others took.
     fn go_on(&mut self, began: Instant) {
         while self.may_begin()
-            && began.elapsed() < ROUND
             && let Some(job) = self.waiting.pop_front()
         {
             self.job(job);
+            if began.elapsed() >= ROUND {
+                break;
+            }
         }
         for _ in 0..self.context.going_on.len().min(JOBS_PER_ROUND) {
             let Some(job) = self.context.going_on.pop_front() else {

@@ -1,6 +1,8 @@
 //! Moving and asking for the progress of groups: clients that are told and asked by the broker,
 //! and a broker that is about to stop.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use nix::sys::signal::Signal;
 use saturnmq_net::fastjson;
 use saturnmq_net::messages::offset::{ConsumerStatusBody, ResetOffsetBody};
@@ -319,6 +321,51 @@ fn very_many_moves_at_a_time_hold_nobody_else_up() {
     }
     // Those that were under way may have come to their ends.
     assert!(moved <= MOVES / 3, "{moved} of {MOVES} were done first");
+}
+
+/// However much else is asked for: those that wait for their first turn get it.
+#[test]
+fn moves_that_wait_come_to_their_turn_while_others_ask_without_pause() {
+    const MOVES: usize = 60;
+    let (running, _dir) = broker(&["--cores", "1"]);
+    let mut talk = Talk::to(running.address("broker"));
+    wide(&mut talk, "16384");
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mut other = Talk::to(running.address("broker"));
+        assert_eq!(other.ask(222, &TO_THE_ENDS, b"").code, 0);
+        let ended = &ended;
+        scope.spawn(move || {
+            // Long to find, and short to answer.
+            let looked = [
+                ("topic", "Wide"),
+                ("compareGroup", "g"),
+                ("filterGroups", "g"),
+            ];
+            let mut asked = 0;
+            while !ended.load(Ordering::Relaxed) {
+                while asked < 200 {
+                    other.request(308, &looked, b"");
+                    asked += 1;
+                }
+                if other.frame(Instant::now() + PATIENCE).is_none() {
+                    break;
+                }
+                asked -= 1;
+            }
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        let began = Instant::now();
+        for _ in 0..MOVES {
+            talk.request(222, &TO_THE_ENDS, b"");
+        }
+        let mut done = 0;
+        while done < MOVES && talk.frame(began + PATIENCE).is_some() {
+            done += 1;
+        }
+        ended.store(true, Ordering::Relaxed);
+        assert_eq!(done, MOVES, "after {:?}", began.elapsed());
+    });
 }
 
 #[test]
