@@ -173,7 +173,10 @@ impl TimerStore {
         // Slots were over when they were done with: what lies behind the time of the check point
         // itself is damage. Behind `now_ms` alone it means that the clock was put back.
         let (said_ms, noted_ms) = (store.check.read_ms, store.check.version_ms);
-        let last_ms = now_ms.max(noted_ms.min(now_ms.saturating_add(YEAR_MS)));
+        let noted_ms = noted_ms.min(now_ms.saturating_add(YEAR_MS));
+        let last_ms = now_ms.max(noted_ms);
+        // It is noted again as long as it lies ahead.
+        store.check.version_ms = noted_ms;
         let unchecked = said_ms <= 0 || said_ms > last_ms;
         if unchecked && store.log.end() == 0 {
             store.check.read_ms = settings.round(now_ms);

@@ -483,6 +483,19 @@ fn a_check_point_of_noise_hides_no_message() {
     holds(&mut store, 10);
 }
 
+/// Up to that time each message is looked for before it is delivered.
+#[test]
+fn a_damaged_time_of_a_check_point_lies_a_year_ahead_at_most() {
+    let place = Place::new();
+    let (mut store, _) = place.open(|_| true);
+    store.check_point(NOW, Some(0), NOW).unwrap();
+    store.check_point(NOW, Some(0), NOW | 1 << 62).unwrap();
+    drop(store);
+    let (store, report) = place.open(|_| true);
+    assert!(!report.unchecked);
+    assert_eq!(store.check().version_ms, NOW + YEAR_MS);
+}
+
 /// Hears which file of the timers is synced when, and what the others hold on disk then.
 struct Synced {
     layout: Layout,
