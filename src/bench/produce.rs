@@ -5,7 +5,6 @@
 //! loop keeps a fixed number of sends in flight: it slows down with the broker, and its latencies
 //! are those of this load, not of clients that send at their own pace. The report says which.
 
-use std::collections::HashMap;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -158,6 +157,40 @@ pub fn run(plan: &Plan) -> Result<Report, BenchError> {
     })
 }
 
+/// By topic and queue: the offset behind the last message that was acknowledged.
+///
+/// A flat table, whose pages appear where they are written: producers of many topics go through it
+/// in order, and each would miss the cache in a map of its own.
+struct Ends {
+    /// Places of a topic.
+    stride: usize,
+    ends: Vec<i64>,
+}
+
+impl Ends {
+    fn new(routes: &[Route]) -> Self {
+        let queues = routes.iter().map(|route| route.queues).max().unwrap_or(0);
+        let stride = usize::try_from(queues).unwrap_or(0);
+        Self {
+            stride,
+            ends: vec![0; routes.len() * stride],
+        }
+    }
+
+    fn place(&self, topic: usize, queue: i32) -> usize {
+        topic * self.stride + usize::try_from(queue).unwrap_or(0)
+    }
+
+    fn of(&self, topic: usize, queue: i32) -> i64 {
+        self.ends[self.place(topic, queue)]
+    }
+
+    fn raise(&mut self, topic: usize, queue: i32, end: i64) {
+        let place = self.place(topic, queue);
+        self.ends[place] = self.ends[place].max(end);
+    }
+}
+
 /// One connection's sends.
 pub struct Producer<'a> {
     run: &'a Run<'a>,
@@ -178,8 +211,7 @@ pub struct Producer<'a> {
     accepted: Numbers,
     expected: u64,
     places: u64,
-    /// By topic and queue: the offset behind the last message that was acknowledged.
-    ends: HashMap<(usize, i32), i64>,
+    ends: Ends,
     faults: Faults,
     last: Instant,
     /// When an answer last came, or none was missing.
@@ -223,7 +255,7 @@ impl<'a> Producer<'a> {
             accepted: Numbers::default(),
             expected: 0,
             places: 0,
-            ends: HashMap::new(),
+            ends: Ends::new(routes),
             faults: Faults::default(),
             last: run.begin,
             heard: run.begin,
@@ -427,7 +459,7 @@ impl<'a> Producer<'a> {
             bytes: made.bytes,
             topic: self.turn,
             queue,
-            after: *self.ends.get(&(self.turn, queue)).unwrap_or(&0),
+            after: self.ends.of(self.turn, queue),
         };
         if !self.flights.insert(opaque, sent) {
             return Err(BenchError::System(
@@ -520,8 +552,7 @@ impl<'a> Producer<'a> {
             let mark = read_back::mark(producer, sequence, sent.queue, offset + number);
             self.places = self.places.wrapping_add(mark);
         }
-        let end = self.ends.entry((sent.topic, sent.queue)).or_insert(0);
-        *end = (*end).max(offset + batch);
+        self.ends.raise(sent.topic, sent.queue, offset + batch);
     }
 
     fn end_transaction(&mut self, end: &Ending, roll_back: bool) -> Result<(), BenchError> {
