@@ -1,6 +1,7 @@
 //! Moving and asking for the progress of groups: clients that are told and asked by the broker,
 //! and a broker that is about to stop.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::Signal;
@@ -326,15 +327,15 @@ fn very_many_moves_at_a_time_hold_nobody_else_up() {
 /// However much else is asked for: those that wait for their first turn get it.
 #[test]
 fn moves_that_wait_come_to_their_turn_while_others_ask_without_pause() {
-    const MOVES: usize = 60;
+    const MOVES: usize = 24;
     let (running, _dir) = broker(&["--cores", "1"]);
     let mut talk = Talk::to(running.address("broker"));
-    wide(&mut talk, "16384");
-    let ended = AtomicBool::new(false);
+    wide(&mut talk, "4096");
+    let (ended, flows) = (AtomicBool::new(false), Barrier::new(2));
     std::thread::scope(|scope| {
         let mut other = Talk::to(running.address("broker"));
         assert_eq!(other.ask(222, &TO_THE_ENDS, b"").code, 0);
-        let ended = &ended;
+        let (ended, flows) = (&ended, &flows);
         scope.spawn(move || {
             // Long to find, and short to answer.
             let looked = [
@@ -342,7 +343,7 @@ fn moves_that_wait_come_to_their_turn_while_others_ask_without_pause() {
                 ("compareGroup", "g"),
                 ("filterGroups", "g"),
             ];
-            let mut asked = 0;
+            let (mut asked, mut flowing) = (0, false);
             while !ended.load(Ordering::Relaxed) {
                 while asked < 200 {
                     other.request(308, &looked, b"");
@@ -352,9 +353,12 @@ fn moves_that_wait_come_to_their_turn_while_others_ask_without_pause() {
                     break;
                 }
                 asked -= 1;
+                if !std::mem::replace(&mut flowing, true) {
+                    flows.wait();
+                }
             }
         });
-        std::thread::sleep(Duration::from_millis(300));
+        flows.wait();
         let began = Instant::now();
         for _ in 0..MOVES {
             talk.request(222, &TO_THE_ENDS, b"");
